@@ -20,7 +20,7 @@ from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare import Comparison, compare, grid, summarise, table
 from fnrfl.results.compare.tables import METRICS
-from fnrfl.results.report import metric_tables
+from fnrfl.results.report import tables
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
@@ -383,13 +383,13 @@ def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) ->
         for seed in (0, 1)
     ]
     (panel,) = panels_of(load_runs([Path("runs")]).runs)
-    told = metric_tables.metrics_table(panel)
+    told = tables.metrics_table(panel)
     assert [column.name for column in told.columns] == ["method", "seeds", *NOT_SHARES, "brier", "right"]
-    lower = [metric.name for metric in metric_tables.tabled_metrics(panel) if not metric.higher_is_better]
+    lower = [metric.name for metric in tables.tabled_metrics(panel) if not metric.higher_is_better]
     assert lower == ["log_loss", "calibration_error", "brier"]
     for column, cell in zip(told.columns[2:], told.rows[0][2:], strict=True):
         assert cell.value == pytest.approx(np.mean([run.last(column.name) for run in runs]))
-    counts = metric_tables.confusion_over_seeds(panel.groups[0])
+    counts = tables.confusion_over_seeds(panel.groups[0])
     assert counts == np.sum([run.rounds[-1]["confusion"] for run in runs], 0).tolist()
     text = report([Path("runs")], Path("page.html"), plots=False).read_text()
     assert 'id="confusion-0"' in text and json.dumps(counts, separators=(",", ":")) in text

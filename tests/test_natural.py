@@ -32,8 +32,8 @@ from fnrfl.results import compare as comparing
 from fnrfl.results.report.charts import payload
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import read_run
-from fnrfl.results.report.metric_tables import site_table
 from fnrfl.results.report.page import render
+from fnrfl.results.report.tables import site_table
 from fnrfl.runs.data import divide
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import load as load_run

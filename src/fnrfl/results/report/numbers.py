@@ -10,6 +10,7 @@ from fnrfl.runs.quality import Metric
 
 SPACE = "\N{NO-BREAK SPACE}"
 T = TypeVar("T")
+CLIENTS = 100  # of a run that are shown, so that a page stays light
 POINTS = 200  # of a curve, so that a page stays light
 
 

@@ -15,16 +15,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.results.report import consistency, load, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
-from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, panels_of
-from fnrfl.results.report.labels import method, shared_method
+from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, method, panels_of, shared_method
 from fnrfl.results.report.load import Run
-from fnrfl.results.report.metric_tables import (
-    confusion_over_seeds,
-    metrics_table,
-    page_metric,
-    site_table,
-    tabled_metrics,
-)
 from fnrfl.results.report.pairs import is_control_line
 from fnrfl.results.report.privacy_table import learned
 from fnrfl.rundir.outputs import check_output, write_output
@@ -72,7 +64,7 @@ def report(
             f"{shlex.quote(str(first))}`."
         )
     out = check_output(Path(out) if Path(out).suffix in (".html", ".htm") else Path(out) / "report.html")
-    panels = panels_of(begun, page_metric(begun, metric))
+    panels = panels_of(begun, tables.page_metric(begun, metric))
     page = render(panels, title=title, found=found)
     if plots:
         from fnrfl.results.report.plots import draw_figures  # matplotlib is slow to import
@@ -123,13 +115,16 @@ def _banners(groups: Sequence[LineGroup], runs: Sequence[Run]) -> dict[str, Any]
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    """The tables of a chart's lines."""
+    """The tables of a chart's lines, and what the template says about them."""
+    test = panel.groups[0].runs[0].examples["test"]
     return {
         "title": panel.title,
         "leaks": panel.leaks,
         "metric": panel.metric,
-        "measured_on": sentences.measured_on(panel),
-        "seconds_of": sentences.seconds_of(panel),
+        "tested": f"{counted(test, 'test example')} of {panel.groups[0].config['dataset.name']}",
+        "one_example": f"{100 / test:.{1 if test < 100 else 2}f}",
+        "noisy": any("accuracy_clean" in run.rounds[0] for run in panel.runs),
+        "devices": list(dict.fromkeys(f"{r.about['device']}, {r.config['engine.name']} engine" for r in panel.runs)),
         "several_seeds": any(len(group.runs) > 1 for group in panel.groups),
         "many_lines": len(panel.groups) > COLOURS,
         "results": tables.results(panel),
@@ -137,10 +132,10 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "differences": tables.differences(panel),
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
-        "sites": site_table(panel),
-        "metrics": metrics_table(panel),
-        "lower_is_better": [one.name for one in tabled_metrics(panel) if not one.higher_is_better],
-        "confusion": any(confusion_over_seeds(group) for group in panel.groups),
+        "sites": tables.site_table(panel),
+        "metrics": tables.metrics_table(panel),
+        "lower_is_better": [one.name for one in tables.tabled_metrics(panel) if not one.higher_is_better],
+        "confusion": any(tables.confusion_over_seeds(group) for group in panel.groups),
     }
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fnrfl.core.words import counted
-from fnrfl.results.report.groups import LineGroup, Panel
-from fnrfl.results.report.labels import shared_method
+from fnrfl.results.report.groups import LineGroup, Panel, shared_method
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
 from fnrfl.results.report.pairs import VERDICTS, LinePair, against_all, is_control_line, line_pairs, ranked
 from fnrfl.results.report.references import best_guess
@@ -55,15 +54,6 @@ TEXTS = {
     "late": "Not finished, so shown as far as it went and not ranked: {names}.",
     "without": "Without a value of {metric}, so not ranked: {names}.",
     "leaks apart": "Lines with a leak are ranked among themselves only: they saw what an honest run does not see.",
-    "accuracy on": "Accuracy is the share of right answers on",
-    "metric on": "{metric}: {meaning}; {better}. Accuracy and other numbers are of",
-    "test": " the {test} of {data}{noisy}, after the last round; one of them is {one} points.",
-    "noisy": ", scored once under each client's noise where a scenario has feature noise; clean: without noise",
-    "public_is_test": " FNR refined its models on these very examples, labels included: a leak.",
-    "clean_test_for_fnr": " Under feature noise FNR was scored on clean examples and the others on noisy ones: a leak.",
-    "seconds": "Seconds are of training, norm pass, refinement and server, without evaluation; they ",
-    "one device": "compare only within one device, here {devices}.",
-    "several devices": "come from different places here and must not be compared across them: {devices}.",
 }
 
 
@@ -221,34 +211,6 @@ def _spread(group: LineGroup) -> str:
     values = list(group.values.values())
     low, high = (in_words(end(values), group.metric) for end in (min, max))
     return say("one seed" if len(values) == 1 else "seeds", seeds=len(values), low=low, high=high)
-
-
-def measured_on(panel: Panel) -> str:
-    """Say what the metric of a panel is, and which data its numbers are of."""
-    run, metric = panel.groups[0].runs[0], panel.metric
-    test = run.examples["test"]
-    noisy = any("accuracy_clean" in group.runs[0].rounds[0] for group in panel.groups)
-    text = say(
-        "accuracy on" if metric.name == "accuracy" else "metric on",
-        metric=metric.name,
-        meaning=metric.meaning,
-        better=metric.better,
-    )
-    text += say(
-        "test",
-        test=counted(test, "test example"),
-        data=run.config["dataset.name"],
-        noisy=say("noisy") if noisy else "",
-        one=f"{100 / test:.{1 if test < 100 else 2}f}",
-    )
-    return text + "".join(say(leak) for leak in ("public_is_test", "clean_test_for_fnr") if leak in panel.leaks)
-
-
-def seconds_of(panel: Panel) -> str:
-    """Say where the seconds were taken, and what they can be compared with."""
-    devices = list(dict.fromkeys(f"{run.about['device']}, {run.config['engine.name']} engine" for run in panel.runs))
-    where = say("one device" if len(devices) == 1 else "several devices", devices="; ".join(devices))
-    return say("seconds") + where
 
 
 # -- names in words -------------------------------------------------------------------------------------------------
