@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fnrfl.core.quality import TEST_METRICS
 from fnrfl.results.report import charts, page, pairs, privacy_table, report, sentences, tables
+from fnrfl.runs.quality import TEST_METRICS
 from test_report import fake_run, leaky
 
 MARK = "§"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fnrfl.core.quality import TEST_METRICS, Metric
 from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, POINTS, chart_number, known_mean, shown_mean, thinned

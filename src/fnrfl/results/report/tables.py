@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.nearest import choices
-from fnrfl.core.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 from fnrfl.results.report.groups import LineGroup, Panel, varying
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, as_percent, in_cell, signed
@@ -15,7 +14,7 @@ from fnrfl.results.report.pairs import VERDICTS, LinePair, is_control_line, line
 from fnrfl.results.report.references import references
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
-from fnrfl.runs.quality import TEST_METRICS, Metric
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
 TableValue = float | str | None
 # A number of a run in a table: its column, its value, and the value as text.
