@@ -375,9 +375,7 @@ def test_models_and_forecasts_do_not_depend_on_them_either(name: str) -> None:
         model, found = result.model, forecast(result.config)
     assert torch.equal(model(x), wanted)
     assert all(p.dtype == torch.float32 and p.device.type == "cpu" and not p.is_inference() for p in model.parameters())
-    assert (found.steps, found.bytes_up, found.parameters) == (
-        expected.steps, expected.bytes_up, expected.parameters
-    )  # fmt: skip
+    assert (found.steps, found.sent, found.parameters) == (expected.steps, expected.sent, expected.parameters)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
