@@ -21,8 +21,8 @@ from fnrfl.rundir import checkpoint
 from fnrfl.rundir.record import Index
 
 # The server's state, and what a client remembers: None for one that never wrote anything.
-Kept = tuple[State, Callable[[int], Tree | None]]
-Keeper = Callable[[], Kept]
+StoredModels = tuple[State, Callable[[int], Tree | None]]
+ReadModels = Callable[[], StoredModels]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class ClientModels:
     algorithm: Algorithm
     net: Net
     names: tuple[str, ...]  # what each client is called: its id in the data, or its number
-    keeper: Keeper
+    stored: ReadModels
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,7 +51,7 @@ class ClientModels:
         raise ConfigError(f"There is no client {printable(str(client))}: the run has {len(self)}, {called}. {way}")
 
     def __getitem__(self, client: int) -> State:
-        state, memory = self._kept
+        state, memory = self._stored
         found = memory(client)
         mine = self.algorithm.personal(self.net, state, client, self._birth if found is None else found)
         return State(mine.params, mine.buffers)
@@ -62,19 +62,19 @@ class ClientModels:
         return self.net.export(mine.params, mine.buffers)
 
     @cached_property
-    def _kept(self) -> Kept:
-        return self.keeper()
+    def _stored(self) -> StoredModels:
+        return self.stored()
 
     @cached_property
     def _birth(self) -> Tree:
         return self.algorithm.client_state(self.net)
 
 
-def on_disk(run_dir: Path, saved: Index) -> Keeper:
+def on_disk(run_dir: Path, saved: Index) -> ReadModels:
     """Keep the last checkpoint of a finished run; it is read, and compared with its hashes, when it is needed."""
     path = run_dir.absolute()  # the working folder may be another by then
 
-    def read() -> Kept:
+    def read() -> StoredModels:
         if not (path / "rounds").exists():
             raise ConfigError(
                 f"{run_dir} keeps the clients' models in its last checkpoint, and rounds/ is missing. Put it back as "
@@ -85,7 +85,7 @@ def on_disk(run_dir: Path, saved: Index) -> Keeper:
     return read
 
 
-def in_memory(state: State, store: ClientMemory) -> Keeper:
+def in_memory(state: State, store: ClientMemory) -> ReadModels:
     """Keep what an engine has at the end of a run that writes nothing; memories on disk are copied, for they go."""
     state = state.to(CPU)
     if not isinstance(store, ClientStore) or store.folder is None:

@@ -38,7 +38,7 @@ class Result(RunMetrics):
     weights: Tree  # trained parameters and buffers, by the module's own names
     data: Facts  # about what it was trained on
     run_dir: Path | None
-    keeper: personal.Keeper | None = None  # of the clients' models, for methods that give each client its own
+    stored: personal.ReadModels | None = None  # of the clients' models, for methods that give each client its own
     passed: PassedObjects = NOTHING_PASSED  # what was passed in as objects
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class Result(RunMetrics):
     @property
     def headline(self) -> str:
         """What came out, by the metric that the method leads with."""
-        name = leading_metric([self.keeper is not None]).name
+        name = leading_metric([self.stored is not None]).name
         value = self.last(name)
         return f"{name} {'-' if value is None else f'{value:.4f}'} after {counted(len(self.rounds), 'round')}"
 
@@ -128,10 +128,10 @@ class Result(RunMetrics):
     @cached_property
     def client_models(self) -> personal.ClientModels | None:
         """The clients' models where the method gives each its own, else None: all use `model`."""
-        if self.keeper is None:
+        if self.stored is None:
             return None
         algorithm = build_algorithm(self.config, self.passed)
-        return personal.ClientModels(algorithm, self.net, self.clients, self.keeper)
+        return personal.ClientModels(algorithm, self.net, self.clients, self.stored)
 
     def client_model(self, client: int | str) -> nn.Module:
         """Return a client's model, an ordinary module in eval mode, for methods that give each its own.
@@ -164,7 +164,7 @@ class Result(RunMetrics):
             "protocol": self.config.protocol,
             "leaks": list(self.config.leaks_on),
             "seed": self.config.seed,
-            "personalised": self.keeper is not None,
+            "personalised": self.stored is not None,
             "rounds": len(self.rounds),
             **{name: self.last(name) for name in NUMBER_METRICS},
             "accuracy_last3": self.accuracy_last3,

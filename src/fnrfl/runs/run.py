@@ -147,8 +147,8 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
     checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised
-    keeper = personal.on_disk(run_dir, saved) if personalised else None
-    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, keeper, passed)
+    stored = personal.on_disk(run_dir, saved) if personalised else None
+    return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, stored, passed)
 
 
 @dataclass(frozen=True)
@@ -243,12 +243,12 @@ def _result(built: Built, place: RunDir | None, rounds: list[Event], state: Stat
     weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
     personalised = built.algorithm.personalised
     if place is None:
-        keeper = personal.in_memory(state, built.engine.memory) if personalised else None
+        stored = personal.in_memory(state, built.engine.memory) if personalised else None
     else:
         ended = checkpoint.finish(place.path, weights)
-        keeper = personal.on_disk(place.path, ended) if personalised else None
+        stored = personal.on_disk(place.path, ended) if personalised else None
     return Result(
-        built.config, rounds, weights, built.facts, None if place is None else place.given, keeper, built.passed
+        built.config, rounds, weights, built.facts, None if place is None else place.given, stored, built.passed
     )
 
 
