@@ -233,28 +233,6 @@ def service(folder: Path) -> NodeService:
     return NodeService(NodeSettings.of({"folder": str(folder)}).read, folder / "runs")
 
 
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (["public.source=/etc/passwd"], "paths in a recipe are not followed"),
-        (["scenario=/tmp/split.json"], "paths in a recipe are not followed"),
-    ],
-)
-def test_a_path_that_the_server_names_is_refused(tmp_path: Path, words: list[str], refusal: str) -> None:
-    recipe = load("digits", ["clients=2"]).to_toml()
-    for key, value in (word.split("=") for word in words):
-        section, _, name = key.rpartition(".")
-        lines = recipe.splitlines()
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} =") and _section(lines, i) == section)
-        lines[at] = f"{name} = {json.dumps(value)}"
-        recipe = "\n".join(lines)
-    assert refusal in content(service(tmp_path).answer(describe(recipe))).reason
-
-
-def _section(lines: list[str], at: int) -> str:
-    return next((line.strip("[]") for line in reversed(lines[:at]) if line.startswith("[")), "")
-
-
 def test_a_changed_configuration_counts_from_the_next_meeting_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

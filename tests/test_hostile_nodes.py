@@ -334,8 +334,8 @@ def test_no_facts_of_a_node_stop_the_server_but_by_a_sentence(honest: dict[str, 
         try:
             facts = from_plain(SiteFacts, json.loads(json.dumps(told)), "node 0")
             agreement = agree_on_sites([facts, other], Reading())
-            holding = with_changes({"name": "A", "counts": [4, 5], "data": "", "public": ""}, dice)
-            holdings = [from_plain(SiteHolding, holding, "node 0"), SiteHolding("B", (4, 5), "", "")]
+            holding = with_changes({"counts": [4, 5], "data": "", "public": ""}, dice)
+            holdings = [from_plain(SiteHolding, holding, "node 0"), SiteHolding((4, 5), "", "")]
             with_counts(agreement, holdings[: len(agreement.sites)])
         except FnrflError as error:
             assert len(str(error)) < 3000

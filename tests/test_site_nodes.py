@@ -227,7 +227,7 @@ def test_labels_that_are_no_classes_are_not_told() -> None:
             describe_site(NodeConfig(data=data, name="A"), Reading())
     agreement = agree_on_sites([SiteFacts("A", {}, schema=schema(labels=("a", "b", "c")))], Reading())
     with pytest.raises(CompatibilityError, match="The sites have 3 classes for 2 training examples"):
-        with_counts(agreement, [SiteHolding("A", (1, 1, 0), "", "")])
+        with_counts(agreement, [SiteHolding((1, 1, 0), "", "")])
 
 
 def test_columns_that_a_node_keeps_to_itself_are_as_if_they_were_not_there() -> None:
@@ -446,7 +446,7 @@ def test_a_site_with_one_row_and_a_test_set_of_two_are_enough() -> None:
 def test_counts_that_cannot_be_are_refused(counts: tuple[int, ...]) -> None:
     agreement = agree_on_sites([SiteFacts("A", {}, schema=schema())], Reading())
     with pytest.raises(CompatibilityError, match="The node 'A' says that it trains on"):
-        with_counts(agreement, [SiteHolding("A", counts, "", "")])
+        with_counts(agreement, [SiteHolding(counts, "", "")])
 
 
 def test_two_sites_of_one_name_and_a_node_without_one_are_refused() -> None:

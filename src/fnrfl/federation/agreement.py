@@ -76,9 +76,7 @@ class SiteFacts(NodeInWords):
 class SiteHolding:
     """What a node of a site tells the server once columns and classes are agreed on."""
 
-    name: ShortText
-    # of each class, how many examples it trains on
-    counts: Annotated[tuple[Count, ...], Field(max_length=MOST_CLASSES)]
+    counts: Annotated[tuple[Count, ...], Field(max_length=MOST_CLASSES)]  # of each class, that it trains on
     data: Sha256  # the sha256 of its examples
     public: Sha256  # the sha256 of its copy of the public data
 

@@ -188,7 +188,7 @@ def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
 def count_holding(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteHolding:
     """Return what a site tells the server once columns and classes are agreed on: how much it trains on."""
     site = _site_splits(recipe, node, agreement)
-    return SiteHolding(node.name.strip(), tuple(site.counts.tolist()), site.dataset.checksum, public_hash(site.splits))
+    return SiteHolding(tuple(site.counts.tolist()), site.dataset.checksum, public_hash(site.splits))
 
 
 @contextmanager
@@ -196,6 +196,8 @@ def kept_at_the_site(node: NodeConfig) -> Iterator[None]:
     """Keep what is wrong with a site's data in the site's own log: a sentence about it may quote a cell."""
     try:
         yield
+    except ShareableError:  # which quotes nothing
+        raise
     except Exception as error:
         if node.partition is not None:  # the server has the data too
             raise
@@ -214,7 +216,8 @@ def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tup
 
     If inputs are to be scaled, and the agreement does not say how yet, the client tells sums of them and nothing else.
     """
-    client, parts = _own_client(recipe, node, agreement)
+    with kept_at_the_site(node):
+        client, parts = _own_client(recipe, node, agreement)
     config, agreed = parts.config, list[object]()
     if config.dataset.asks_for_means and agreement.scale is None:
         parts = replace(parts, pool=parts.pool.in_type(torch.float64))  # as the simulator takes the sums
@@ -241,13 +244,11 @@ def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tu
         if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
             raise ShareableError(str(changed_since(node, "other data, or divides it in another way")))
         return client, replace(parts, pool=parts.pool.only(client))
-    with kept_at_the_site(node):
-        site = _site_splits(recipe, node, agreement)
+    site = _site_splits(recipe, node, agreement)
     client = agreement.sites.index(node.name.strip())
     if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
         raise ShareableError(str(changed_since(node, "other data, or other public data")))
-    with kept_at_the_site(node):
-        return client, _site_parts(recipe, site, agreement, client)
+    return client, _site_parts(recipe, site, agreement, client)
 
 
 def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
