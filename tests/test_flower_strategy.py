@@ -25,7 +25,7 @@ from fnrfl.core.rng import generator
 from fnrfl.core.types import LocalTask, State
 from fnrfl.data.batches import plan
 from fnrfl.process import one_intra_op_thread
-from toys import NUM_FEATURES, Mlp, Plain, Run, classification, distance
+from toys import NUM_FEATURES, Mlp, Plain, Run, classification
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -219,6 +219,20 @@ def flower_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype) -> tuple
     return package, cohort, result, grid
 
 
+def check_same_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype, **tolerance: float) -> None:
+    package, cohort, result, grid = flower_round(fnr, module, dtype)
+    refined = [int(cohort[NODES.index(message.metadata.dst_node_id)]) for message in orders(grid)]
+    assert refined == package.engine.notes["refined"] and len(refined) == 2
+    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    (targets,) = [task.own["fnr.target"] for task in package.tasks("refine")]
+    sent = torch.tensor([list(message.content[FNR_RECORD]["targets"]) for message in orders(grid)], dtype=dtype)
+    torch.testing.assert_close(sent, targets, **tolerance)
+    got = result.arrays.to_torch_state_dict()
+    for name, value in package.net.named(package.state.params, package.state.buffers).items():
+        if value.is_floating_point():
+            torch.testing.assert_close(got[name], value, **tolerance)  # of the same dtype
+
+
 @pytest.mark.parametrize("target", ["others", "all"])
 @pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -226,32 +240,12 @@ def test_a_round_is_the_packages_fnr_around_fedavg(
     penalty: Any, batchnorm: Literal["frozen", "batch", "updating"], target: Any
 ) -> None:
     fnr = FNR(PackageFedAvg(), penalty=penalty, batchnorm=batchnorm, target=target, epochs=3, batch=16, weight=0.05)
-    package, cohort, result, grid = flower_round(fnr, Mlp if batchnorm == "frozen" else Without, torch.float64)
-    refined = [int(cohort[NODES.index(message.metadata.dst_node_id)]) for message in orders(grid)]
-    assert refined == package.engine.notes["refined"]
-    assert len(refined) == 2
-    (targets,) = [task.own["fnr.target"] for task in package.tasks("refine")]
-    sent = torch.tensor([list(message.content[FNR_RECORD]["targets"]) for message in orders(grid)], dtype=torch.float64)
-    assert distance(sent, targets) < 1e-12
-    got = result.arrays.to_torch_state_dict()
-    mean = package.net.named(package.state.params, package.state.buffers)
-    for name, value in mean.items():
-        if value.is_floating_point():
-            assert distance(got[name], value) < 1e-12, name
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    check_same_round(fnr, Mlp if batchnorm == "frozen" else Without, torch.float64, rtol=0, atol=1e-12)
 
 
 def test_in_float32_a_round_is_the_packages_to_the_rounding_of_sums() -> None:
     fnr = FNR(PackageFedAvg(), epochs=3, batch=16, weight=0.5)
-    package, cohort, result, grid = flower_round(fnr, Without, torch.float32)
-    assert [int(cohort[NODES.index(one.metadata.dst_node_id)]) for one in orders(grid)] == package.engine.notes[
-        "refined"
-    ]
-    got = result.arrays.to_torch_state_dict()
-    assert all(array.dtype == "float32" for name, array in result.arrays.items() if "tracked" not in name)
-    for name, value in package.net.named(package.state.params, package.state.buffers).items():
-        if value.is_floating_point():
-            torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-6)
+    check_same_round(fnr, Without, torch.float32, rtol=1e-5, atol=1e-6)
 
 
 # -- around Flower's strategies ---------------------------------------------------------------------------------------
