@@ -240,11 +240,12 @@ def test_tables_read_alike_are_one_table_in_pieces(tmp_path: Path, columns: Any,
         Path(write(tmp_path / "a.csv", {name: cells[:cut] for name, cells in columns.items()})),
         Path(write(tmp_path / "b.csv", {name: columns[name][cut:] for name in order})),
     ]
-    whole = read_tables([Path(write(tmp_path / "t.csv", columns))], None, reading)
+    (whole,) = read_tables([Path(write(tmp_path / "t.csv", columns))], None, reading)
     parts = read_tables(pieces, None, reading)
-    assert (parts.columns, parts.classes, parts.notices) == (whole.columns, whole.classes, whole.notices)
-    np.testing.assert_array_equal(np.concatenate([one.x for one in parts.examples]), whole.examples[0].x)
-    np.testing.assert_array_equal(np.concatenate([one.y for one in parts.examples]), whole.examples[0].y)
+    assert all((one.columns, one.classes) == (whole.columns, whole.classes) for one in parts)
+    assert parts[0].notices == whole.notices
+    np.testing.assert_array_equal(np.concatenate([one.parts[""].x for one in parts]), whole.parts[""].x)
+    np.testing.assert_array_equal(np.concatenate([one.parts[""].y for one in parts]), whole.parts[""].y)
 
 
 @pytest.mark.parametrize(

@@ -186,19 +186,13 @@ def _kind_in_words(site: Site) -> str:
 def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Reading) -> Held:
     """What clients bring; the columns of tables are those that `expected` has, or those of all of them together."""
     files = [(site.name, part, path) for site in sites for part, path in site.parts.items()]
-    if sites[0].kind == ".npz":
-        return [(name, _one_part(part, path, read_npz(path, expected, reading))) for name, part, path in files]
     if sites[0].kind == IMAGES:
-        return [
-            (name, _one_part(part, path, read_images(path, path.parent if part else path, expected, reading)))
-            for name, part, path in files
-        ]
-    read = read_tables([path for _, _, path in files], expected, reading)
-    held = [
-        (name, RawData({part: examples}, read.classes, read.columns))
-        for (name, part, _), examples in zip(files, read.examples, strict=True)
-    ]
-    return [(held[0][0], held[0][1].with_notices(*read.notices)), *held[1:]]
+        read = [read_images(path, path.parent if part else path, expected, reading) for _, part, path in files]
+    elif sites[0].kind == ".npz":
+        read = [read_npz(path, expected, reading) for _, _, path in files]
+    else:
+        read = read_tables([path for _, _, path in files], expected, reading)
+    return [(name, _one_part(part, path, raw)) for (name, part, path), raw in zip(files, read, strict=True)]
 
 
 def _one_part(part: str, path: Path, raw: RawData) -> RawData:

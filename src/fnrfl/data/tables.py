@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,12 @@ import numpy as np
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.reading import (
+    ONLY_PART,
     PLAIN_READING,
     Columns,
     Examples,
     Expected,
+    RawData,
     Reading,
     refuse_amounts,
 )
@@ -35,22 +36,30 @@ from fnrfl.data.table_summary import (
 from fnrfl.data.table_text import Column, Table, open_alike, plain_columns, unnamed_notices
 
 
-@dataclass(frozen=True, eq=False)
-class TablesRead:
-    """Some tables read alike: the rows of each, and the classes and columns that they share."""
-
-    examples: list[Examples]  # of each table; NaN where a cell is missing
-    classes: Sequence[str] | None  # None without labels
-    columns: Columns | None  # None without labels
-    notices: tuple[str, ...]
-
-
 def read_tables(
     paths: Sequence[Path], expected: Expected | None = None, reading: Reading = PLAIN_READING
-) -> TablesRead:
+) -> list[RawData]:
     """Read tables that have the same columns, in any order: categories and classes are those of all of them."""
-    tables, others = open_alike(paths, expected, reading), expected or Expected()
-    columns, notices = others.columns, unnamed_notices(tables)
+    return _read_alike(open_alike(paths, expected, reading), expected, reading)
+
+
+def summarise_tables(paths: Sequence[Path], reading: Reading) -> tuple[TableSummary, dict[str, int]]:
+    """(the summary of tables that are read alike, how often each label occurs); refused as `read_tables` refuses."""
+    tables = open_alike(paths, None, reading)
+    columns = _read_alike(tables, None, reading)[0].columns
+    assert columns is not None
+    made = tuple(
+        ColumnSummary(name, kind, sum(table.column(name).known for table in tables), columns.categories.get(name, ()))
+        for name, kind in zip(columns.inputs, columns.types, strict=True)
+    )
+    labels = Counter(label for table in tables for label in table.labels.cells)
+    return TableSummary(str(paths[0]), made, columns.label, tuple(labels)), dict(labels)
+
+
+def _read_alike(tables: Sequence[Table], expected: Expected | None, reading: Reading) -> list[RawData]:
+    """The rows of each table, NaN where a cell is missing, with what all of them share; the first has the notices."""
+    others, notices = expected or Expected(), unnamed_notices(tables)
+    columns = others.columns
     if columns is not None:
         notices += _unknown_categories(tables, columns)
     elif expected is None:
@@ -59,27 +68,14 @@ def read_tables(
         notices += [f"Columns of categories have one input for each category: {each}."] if each else []
     else:
         columns = plain_columns(tables[0])
-    x = [_inputs(table, columns, reading, training=expected is None) for table in tables]
+    x = [_inputs(table, columns, reading, training=expected is None).astype(np.float32) for table in tables]
     y, classes = _class_names(tables, others)
-    examples = [
-        Examples(values.astype(np.float32), labels, carried=table.carried(others.carried), clients=table.client_ids())
-        for table, values, labels in zip(tables, x, y, strict=True)
+    named = None if classes is None and others.columns is None else columns
+    read = [
+        RawData({ONLY_PART: Examples(*both, None, table.carried(others.carried), table.client_ids())}, classes, named)
+        for table, both in zip(tables, zip(x, y, strict=True), strict=True)
     ]
-    unnamed = classes is None and others.columns is None
-    return TablesRead(examples, classes, None if unnamed else columns, tuple(notices))
-
-
-def summarise_tables(paths: Sequence[Path], reading: Reading) -> tuple[TableSummary, dict[str, int]]:
-    """(the summary of tables that are read alike, how often each label occurs); refused as `read_tables` refuses."""
-    columns = read_tables(paths, None, reading).columns
-    assert columns is not None
-    tables = open_alike(paths, None, reading)
-    made = tuple(
-        ColumnSummary(name, kind, sum(table.column(name).known for table in tables), columns.categories.get(name, ()))
-        for name, kind in zip(columns.inputs, columns.types, strict=True)
-    )
-    labels = Counter(label for table in tables for label in table.column(columns.label).cells)
-    return TableSummary(str(paths[0]), made, columns.label, tuple(labels)), dict(labels)
+    return [read[0].with_notices(*notices), *read[1:]]
 
 
 # -- cells as numbers --------------------------------------------------------------------------------------------------
