@@ -84,10 +84,12 @@ def _checked(piece: Piece, reading: Reading, labels_used: bool) -> Piece:
 
 def _in_one_form(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
     """(pieces of one type and shape, notices): whole numbers beside fractions, and grey pictures beside colour."""
-    grey = [piece for piece in pieces if _channels(piece) == 1]
-    if not any(_channels(piece) == 3 for piece in pieces):
-        grey = []
-    x = [piece.examples.x.repeat(3, axis=1) if piece in grey else piece.examples.x for piece in pieces]
+    coloured = any(_channels(piece) == 3 for piece in pieces)
+    grey = [coloured and _channels(piece) == 1 for piece in pieces]
+    x = [
+        one.examples.x.repeat(3, axis=1) if is_grey else one.examples.x
+        for one, is_grey in zip(pieces, grey, strict=True)
+    ]
     x = arrays.as_one_type(x)
     for piece, values in zip(pieces, x, strict=True):
         if (values.shape[1:], values.dtype) != (x[0].shape[1:], x[0].dtype):
@@ -97,7 +99,7 @@ def _in_one_form(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
                 "dataset.image_size if they are the images of a folder."
             )
     made = [replace(one, examples=replace(one.examples, x=values)) for one, values in zip(pieces, x, strict=True)]
-    counts = [len(piece.examples.x) for piece in grey]
+    counts = [len(values) for values, is_grey in zip(x, grey, strict=True) if is_grey]
     return made, [arrays.grey_as_colour(count, count) for count in counts]
 
 

@@ -115,9 +115,8 @@ def _opened(path: Path) -> Table:
             f'{path} is a table, and tables need pandas, which is not installed. Run `pip install "fnrfl[tables]"`.'
         ) from error
     try:
-        frame: Any = pandas.read_csv(
-            path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig", compression=None, low_memory=False
-        )
+        with path.open("rb") as file:  # of a path that looks like an address, pandas would ask the network
+            frame: Any = pandas.read_csv(file, header=None, dtype=str, na_filter=False, encoding="utf-8-sig")
     except pandas.errors.EmptyDataError:
         frame = pandas.DataFrame()
     except (OSError, ValueError) as error:
