@@ -182,16 +182,18 @@ def _bars(title: str, names: Sequence[str], values: Mapping[str, Sequence[float]
 
 def draw_theory(found: TheoryCheck) -> bytes:
     """Draw runs under their corrected bounds, and what the printed recursion says."""
+    from reproduction.theory import FAR, WORDS
+
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for curve, colour in zip(found.curves, PALETTE, strict=False):
         steps = [step + 1 for step in curve.steps]
-        left.plot(steps, curve.measured, color=colour, label=text("figures", "measured", name=curve.name))
+        left.plot(steps, curve.measured, color=colour, label=text("figures", "measured", name=curve.words))
         left.plot(steps, curve.bound, "--", color=colour, label=text("figures", "corrected"))
     for (name, bound), colour in zip(found.recursions.items(), PALETTE[3:], strict=False):
-        right.plot(found.far, bound, "--", color=colour, label=text("figures", "bound", name=name))
+        right.plot(FAR, bound, "--", color=colour, label=text("figures", "bound", name=WORDS["recursions"][name]))
     steps = [step + 1 for step in found.printed.steps]
-    right.plot(steps, found.printed.measured, "k", label=text("figures", "measured", name=found.printed.name))
+    right.plot(steps, found.printed.measured, "k", label=text("figures", "measured", name=found.printed.words))
     right.plot(steps, found.printed.bound, ":", color=PALETTE[3], label=text("figures", "violated"))
     for axes, title in ((left, "runs"), (right, "recursion")):
         axes.set(xscale="log", yscale="log", xlabel=text("figures", "steps"), ylabel=text("figures", "distance"))

@@ -7,7 +7,6 @@ recursion under both readings of Gamma, and compares corrected bounds with runs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fnrfl.core.rng import generator
 from fnrfl.process import isolated
+from reproduction.catalogue import read_toml
 from reproduction.convex_problem import (
     MU,
     REFINED_SHARE,
@@ -27,6 +27,7 @@ from reproduction.convex_problem import (
     skewed_problem,
 )
 
+WORDS = read_toml("theory.toml")
 LOCAL = Steps(local=4)
 REFINED = Steps(local=4, refined=2)
 ONE_EPOCH = Steps(local=8, one_epoch=True)
@@ -38,12 +39,21 @@ ZERO = 1e-12  # what is less is rounding
 
 
 class Statement(NamedTuple):
-    """One statement of the analysis, and whether it holds here."""
+    """One statement of the analysis, by its key in data/theory.toml, and whether it holds here."""
 
-    place: str  # in the paper's source, or "corrected"
-    text: str
+    key: str
     holds: bool
     found: str  # the numbers
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the paper's source, or "corrected"."""
+        return str(WORDS["statements"][self.key][0])
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return str(WORDS["statements"][self.key][1])
 
 
 class Curve(NamedTuple):
@@ -56,20 +66,23 @@ class Curve(NamedTuple):
     bound: list[float]
 
     @property
+    def words(self) -> str:
+        """The run for people."""
+        return str(WORDS["runs"][self.name])
+
+    @property
     def is_below(self) -> bool:
         """Whether the bound is above every seed, after every round."""
         return all(high <= bound for high, bound in zip(self.highest, self.bound, strict=True))
 
 
-@dataclass(frozen=True)
-class TheoryCheck:
+class TheoryCheck(NamedTuple):
     """All that was computed, as plain values."""
 
     constants: dict[str, float]
     statements: tuple[Statement, ...]
-    recursions: dict[str, list[float]]  # name -> delta after the steps of FAR
+    recursions: dict[str, list[float]]  # key -> delta after the steps of FAR
     curves: tuple[Curve, ...]  # runs under the corrected bounds
-    far: tuple[int, ...]
     printed: Curve  # a run and the printed recursion with Gamma as printed, which it breaks
     seeds: int
 
@@ -77,15 +90,10 @@ class TheoryCheck:
 @isolated()
 def check(rounds: int = 200, seeds: Sequence[int] = (0, 1, 2, 3)) -> TheoryCheck:
     """Try every statement, follow the recursions, and run FedAvg and FNR; the same numbers every time."""
-    problem = skewed_problem()
-    runs = (
-        ("FedAvg", problem, LOCAL),
-        ("FNR", problem, REFINED),
-        ("FNR, public data = all private data", skewed_problem(public_is_everybodys=True), REFINED),
-    )
-    epoch = f"FedAvg, {ONE_EPOCH.local} steps in one epoch"
+    problem, same = skewed_problem(), skewed_problem(public_is_everybodys=True)
+    runs = (("fedavg", problem, LOCAL), ("fnr", problem, REFINED), ("same", same, REFINED))
     recursions = _recursions(problem)
-    printed = _curve(epoch, problem, ONE_EPOCH, rounds, seeds[:1], printed_recursion(problem, problem.gamma_printed))
+    printed = _curve("epoch", problem, ONE_EPOCH, rounds, seeds[:1], printed_recursion(problem, problem.gamma_printed))
     return TheoryCheck(
         constants={
             "mu": MU,
@@ -98,7 +106,6 @@ def check(rounds: int = 200, seeds: Sequence[int] = (0, 1, 2, 3)) -> TheoryCheck
         },
         statements=(*statements(problem, ONE_EPOCH), *_about_lemma_3(problem, printed, recursions)),
         recursions=recursions,
-        far=FAR,
         curves=tuple(_curve(name, p, steps, rounds, seeds, corrected(p, steps)) for name, p, steps in runs),
         printed=printed,
         seeds=len(seeds),
@@ -123,15 +130,10 @@ def batch_noise(problem: Problem) -> float:
 
 
 def _about_gamma(problem: Problem) -> Iterator[Statement]:
-    yield Statement(
-        "line 975",
-        "Phi* - sum p_i Phi_i* = Phi(w*) - sum p_i Phi_i(w*)",
-        abs(problem.gamma - problem.gamma_printed) < ZERO,
-        f"{problem.gamma:.4f} on the left; the right is 0 in every problem",
-    )
+    printed = f"{problem.gamma:.4f} on the left; the right is 0 in every problem"
+    yield Statement("gamma", abs(problem.gamma - problem.gamma_printed) < ZERO, printed)
     longest = max(float(one.gradient(problem.optimum).norm()) for one in problem.clients)
-    text = "every client's gradient is 0 at w*"
-    yield Statement("line 846", text, longest < ZERO, f"the longest is {longest:.4f}")
+    yield Statement("gradients", longest < ZERO, f"the longest is {longest:.4f}")
 
 
 def _about_gradients(problem: Problem) -> Iterator[Statement]:
@@ -145,17 +147,17 @@ def _about_gradients(problem: Problem) -> Iterator[Statement]:
             rises.append(rise - problem.L / 2 * float((w - problem.optimum).square().sum()))
             printed.append(squared - 2 * problem.L * rise)
             corrected.append(squared - 2 * problem.L * (float(one(w)) - one.least))
-    yield _inequality("line 848", "Phi_i(w) - Phi_i(w*) <= L/2 |w - w*|^2", rises)
-    yield _inequality("line 870", "|grad Phi_i(w)|^2 <= 2L (Phi_i(w) - Phi_i(w*))", printed)
-    yield _inequality("corrected", "|grad Phi_i(w)|^2 <= 2L (Phi_i(w) - Phi_i*)", corrected)
+    yield _inequality("smooth", rises)
+    yield _inequality("squared", printed)
+    yield _inequality("squared-corrected", corrected)
 
 
-def _inequality(place: str, text: str, differences: list[float], remark: str = "") -> Statement:
+def _inequality(key: str, differences: list[float], remark: str = "") -> Statement:
     """left <= right, tried several times; `differences` are left - right."""
     worst = max(differences)
     broken = sum(difference > ZERO for difference in differences)
     found = f"broken at {broken} of {len(differences)} models" if broken else f"at {len(differences)} models"
-    return Statement(place, text, not broken, f"{found}, largest left - right {worst:.2g}{remark}")
+    return Statement(key, not broken, f"{found}, largest left - right {worst:.2g}{remark}")
 
 
 def _about_lemma_1(problem: Problem) -> Iterator[Statement]:
@@ -171,14 +173,11 @@ def _about_lemma_1(problem: Problem) -> Iterator[Statement]:
         zero.append(left - (1 - MU * eta) * float((mean - w).square().sum()) - 2 * drift)
         constant.append(zero[-1] - 3 * problem.gamma / (8 * problem.L))
         square.append(zero[-1] - 6 * problem.L * eta**2 * problem.gamma)
-    yield _inequality("line 908", "|a| |b| <= <a, b>, for Cauchy-Schwarz", inner)
-    text = "1 <= 1 - 2 L eta <= 1/2 for eta <= 1/(4L)"
-    yield Statement("line 1019", text, not outside, f"broken at {outside} of {TRIED_MODELS} step sizes; it is 1/2 to 1")
-    lemma = "|w - w* - eta g|^2 <= (1 - mu eta) |w - w*|^2 + 2 sum p_i |w - w_i|^2"
-    unproved = "; its printed proof has another Gamma"
-    yield _inequality("line 509", f"Lemma 1, Gamma as printed (0): {lemma}", zero, unproved)
-    yield _inequality("line 509", "Lemma 1, Gamma as meant: the same + 3 Gamma/(8L)", constant)
-    yield _inequality("corrected", "Lemma 1: the same + 6 L eta^2 Gamma", square)
+    yield _inequality("cauchy", inner)
+    yield Statement("steps", not outside, f"broken at {outside} of {TRIED_MODELS} step sizes; it is 1/2 to 1")
+    yield _inequality("lemma-1-printed", zero, "; its printed proof has another Gamma")
+    yield _inequality("lemma-1-meant", constant)
+    yield _inequality("lemma-1-corrected", square)
 
 
 def _random_models(problem: Problem) -> Iterator[tuple[Tensor, float]]:
@@ -197,16 +196,13 @@ def _about_lemma_2(problem: Problem) -> Iterator[Statement]:
     p, draw = problem.share, generator(0, "theory", "batches")
     noise = torch.stack([_noises(one, problem.optimum, draw) for one in problem.clients])  # [n, draws, C, d]
     together, allowed = float(noise.mean(0).square().sum((1, 2)).mean()), batch_noise(problem)
-    text = "Lemma 2, clients that draw their batches independently"
-    yield Statement("line 524", text, together <= allowed, f"{together:.5f} <= {allowed:.5f}")
+    yield Statement("lemma-2", together <= allowed, f"{together:.5f} <= {allowed:.5f}")
     same = float(noise[0].square().sum((1, 2)).mean())
-    text = "Lemma 2, clients that have the same data and draw the same batches"
     found = f"{same:.5f} <= {p * same:.5f} is false: independence is needed, and is not among the assumptions"
-    yield Statement("line 524", text, same <= p * same, found)
+    yield Statement("lemma-2-alike", same <= p * same, found)
     lengths = float((p * noise.flatten(2).norm(dim=2).sum(0)).square().mean())
     alone = float(p**2 * noise.square().sum((2, 3)).mean(1).sum())
-    text = "the proof of Lemma 2: E (sum p_i |noise_i|)^2 = sum p_i^2 E |noise_i|^2"
-    yield Statement("line 1062", text, abs(lengths / alone - 1) < 0.05, f"{lengths:.5f} and {alone:.5f}")
+    yield Statement("lemma-2-proof", abs(lengths / alone - 1) < 0.05, f"{lengths:.5f} and {alone:.5f}")
 
 
 def _noises(loss: SoftmaxLoss, w: Tensor, draw: torch.Generator) -> Tensor:
@@ -224,11 +220,9 @@ def _about_drift(problem: Problem, steps: int) -> Statement:
     stacked = torch.stack(models)
     apart = float((stacked - stacked.mean(0)).square().sum((1, 2)).mean())
     in_steps = 4 * eta**2 * (steps - 1) ** 2 * problem.G**2
+    allowed = f"and 0 is allowed; {in_steps:.4g} with steps"
     return Statement(
-        "line 1142",
-        "sum p_i |w - w_i|^2 <= 4 eta^2 (E - 1)^2 G^2, E in epochs",
-        apart <= ZERO,
-        f"{apart:.4f} after {steps - 1} of the {steps} steps of one epoch, and 0 is allowed; {in_steps:.4g} with steps",
+        "drift", apart <= ZERO, f"{apart:.4f} after {steps - 1} of the {steps} steps of one epoch, {allowed}"
     )
 
 
@@ -277,11 +271,11 @@ def _recursions(problem: Problem) -> dict[str, list[float]]:
     """The printed recursion in both readings and the corrected one, far out; with one local step nobody drifts."""
     noise = batch_noise(problem)
     kinds = {
-        "printed, Gamma as printed (0)": printed_recursion(problem, problem.gamma_printed, noise=noise),
-        "printed, Gamma as meant": printed_recursion(problem, problem.gamma, noise=noise),
+        "printed": printed_recursion(problem, problem.gamma_printed, noise=noise),
+        "meant": printed_recursion(problem, problem.gamma, noise=noise),
         "corrected": corrected(problem, Steps(local=1)),
-        "corrected, FedAvg with 4 local steps": corrected(problem, LOCAL),
-        "corrected, FNR with 4 local and 2 public steps": corrected(problem, REFINED),
+        "fedavg": corrected(problem, LOCAL),
+        "fnr": corrected(problem, REFINED),
     }
     followed = {name: list(recursion.follow(problem, FAR[-1])) for name, recursion in kinds.items()}
     return {name: [values[m] for m in FAR] for name, values in followed.items()}
@@ -297,18 +291,15 @@ def _curve(name: str, problem: Problem, steps: Steps, rounds: int, seeds: Sequen
 def _about_lemma_3(problem: Problem, curve: Curve, recursions: dict[str, list[float]]) -> Iterator[Statement]:
     """Lemma 3 against a run whose rounds are one epoch of steps on all examples, and what follows from it."""
     over = curve.measured[-1] / curve.bound[-1]
-    text = "Lemma 3, Gamma as printed, E in epochs: the recursion bounds |w - w*|^2"
     found = f"after {curve.steps[-1]:,} steps the run is {over:.3g} times as far from w*"
-    yield Statement("line 547", text, curve.is_below, found)
+    yield Statement("lemma-3-printed", curve.is_below, found)
     meant = list(printed_recursion(problem, problem.gamma).follow(problem, curve.steps[-1]))
     held = curve._replace(bound=[meant[m] for m in curve.steps])
-    text = "Lemma 3, Gamma as meant, E in epochs: the recursion bounds |w - w*|^2"
     found = f"after {curve.steps[-1]:,} steps {curve.measured[-1]:.3g} <= {meant[-1]:.3g}: its constant covers all"
-    yield Statement("line 547", text, held.is_below, found)
-    far = recursions["printed, Gamma as meant"]
-    text = "with Gamma as meant, the recursion makes |w - w*|^2 go to 0"
+    yield Statement("lemma-3-meant", held.is_below, found)
+    far = recursions["meant"]
     found = f"from {problem.first_distance:.3g} to {far[-1]:.3g} in {FAR[-1]:,} steps"
-    yield Statement("line 563", text, far[-1] < far[len(far) // 2], found)
+    yield Statement("limit", far[-1] < far[len(far) // 2], found)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -322,12 +313,12 @@ def theory_text(found: TheoryCheck) -> str:
         lines += [f"  {'holds' if one.holds else 'FAILS'}  {one.place:<10} {one.text}", f"{' ' * 20}{one.found}"]
     lines += ["", f"{'Bounds of |w - w*|^2 after m steps; m =':<50}" + "".join(f"{m:>10,}" for m in SHOWN)]
     lines += [
-        f"  {name:<48}" + "".join(f"{values[FAR.index(m)]:>10.3g}" for m in SHOWN)
+        f"  {WORDS['recursions'][name]:<48}" + "".join(f"{values[FAR.index(m)]:>10.3g}" for m in SHOWN)
         for name, values in found.recursions.items()
     ]
     title = f"Runs, the mean of {found.seeds} seeds"
     lines += ["", f"{title:<44}{'steps':>8}{'measured':>12}{'bound':>12}  bound is above"]
     for curve, bound in (*((curve, "corrected") for curve in found.curves), (found.printed, "as printed")):
         numbers = f"{curve.steps[-1]:>8,}{curve.measured[-1]:>12.3g}{curve.bound[-1]:>12.3g}"
-        lines.append(f"  {curve.name:<42}{numbers}  {'everywhere' if curve.is_below else 'NOT EVERYWHERE'} ({bound})")
+        lines.append(f"  {curve.words:<42}{numbers}  {'everywhere' if curve.is_below else 'NOT EVERYWHERE'} ({bound})")
     return "\n".join(lines) + "\n"

@@ -30,6 +30,7 @@ from reproduction.theory import (
     ONE_EPOCH,
     REFINED,
     SHOWN,
+    WORDS,
     TheoryCheck,
     batch_noise,
     check,
@@ -145,7 +146,7 @@ def test_clients_that_are_alike_break_nothing_about_gamma() -> None:
     """What fails because clients differ must hold where they do not."""
     one = skewed_problem().public
     alike = Problem((one,) * 6, one)
-    told = {s.text: s for s in statements(alike, ONE_EPOCH) if s.place in ("line 975", "line 846", "line 848")}
+    told = {s.key: s for s in statements(alike, ONE_EPOCH) if s.place in ("line 975", "line 846", "line 848")}
     assert all(s.holds for s in told.values()) and len(told) == 3
 
 
@@ -192,7 +193,7 @@ def test_text_and_figure_say_what_was_found(found: TheoryCheck) -> None:
     assert all(one.text in text and one.found in text for one in found.statements)
     assert text.count(" everywhere (corrected)") == 3
     broken = found.curves[0]._replace(bound=[0.0] * len(found.curves[0].steps))
-    told = theory_text(replace(found, curves=(broken,)))
+    told = theory_text(found._replace(curves=(broken,)))
     assert "NOT EVERYWHERE (corrected)" in told
     assert all(len(values) == len(FAR) for values in found.recursions.values())
     assert draw_theory(found).startswith(b"\x89PNG")
@@ -210,12 +211,13 @@ def test_the_page_has_these_verdicts_and_numbers(whole: TheoryCheck) -> None:
     told = [(row[0].removeprefix("| "), row[2]) for row in rows if row[2:3] and row[2] in ("holds", "fails")]
     verdict = {True: "holds", False: "fails"}
     assert told == [(one.place.removeprefix("line "), verdict[one.holds]) for one in whole.statements]
-    for name, values in whole.recursions.items():
+    for key, values in whole.recursions.items():
+        name = WORDS["recursions"][key]
         numbers = " | ".join(f"{values[FAR.index(m)]:.3g}" for m in SHOWN)
         assert f"| {name} | {numbers} |" in page
     for curve in whole.curves:
         numbers = f"{curve.steps[-1]:,} | {curve.measured[-1]:.3g} | {curve.bound[-1]:.3g}"
-        assert f"| {curve.name} | {numbers} | everywhere |" in page
+        assert f"| {curve.words} | {numbers} | everywhere |" in page
     assert all(f"{whole.constants[name]:.4g} |" in page for name in ("mu", "L", "G", "Gamma as meant"))
 
 
