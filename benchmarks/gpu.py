@@ -35,7 +35,7 @@ from fnrfl.config import RunConfig, load, registry
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.runs import run as runs
-from fnrfl.runs.model_score import score_model
+from fnrfl.runs.scores import score_model
 from fnrfl.runs.setup.build import Built, build
 from fnrfl.runs.setup.method import cohort
 

@@ -34,7 +34,7 @@ from fnrfl.engines.recorder.programs import MAX_RELATIVE_ERROR, close_enough
 from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Blame, Probing, Runner
 from fnrfl.models.catalogue import build_model
-from fnrfl.runs.model_score import score_model
+from fnrfl.runs.scores import score_model
 from fnrfl.runs.setup.build import build as build_run
 from test_conformance import FEW_METHODS, algorithm, each, labels, models
 from toys import NUM_CLASSES, NUM_FEATURES, Run, World, assert_same, classification, distance

@@ -24,7 +24,7 @@ from fnrfl.results.report import tables
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
-from fnrfl.runs import quality, round_scores
+from fnrfl.runs import quality, scores
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, Answers
 
@@ -143,10 +143,10 @@ def test_the_page_about_metrics_has_every_metric_with_its_meaning_and_direction(
     direction = {True: "higher", False: "lower", None: ""}
     assert rows == [[m.name, m.meaning, direction[m.higher_is_better]] for m in TEST_METRICS.values()]
     assert f"into {quality.NUM_BINS} bins" in text
-    assert f"{round_scores.NUMBERS_LAST_ROUND:,} in the last round" in text
-    assert f"with up to {round_scores.CLASSES_EVERY_ROUND} classes" in text
-    assert f"than {round_scores.CLASSES_OF_CONFUSION} classes" in " ".join(text.split())
-    assert round_scores.NUMBERS_EVERY_ROUND == 1e6 and "Up to 1 million numbers" in text
+    assert f"{scores.NUMBERS_LAST_ROUND:,} in the last round" in text
+    assert f"with up to {scores.CLASSES_EVERY_ROUND} classes" in text
+    assert f"than {scores.CLASSES_OF_CONFUSION} classes" in " ".join(text.split())
+    assert scores.NUMBERS_EVERY_ROUND == 1e6 and "Up to 1 million numbers" in text
 
 
 SMALL = dict(rounds=2, clients=3, client=dict(epochs=1), model="mlp(hidden=16)", out=None)
@@ -195,14 +195,14 @@ def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_model() -> None:
 
 
 def test_what_costs_much_is_in_the_last_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_scores, "NUMBERS_EVERY_ROUND", 100)
-    monkeypatch.setattr(round_scores, "CLASSES_EVERY_ROUND", 5)
+    monkeypatch.setattr(scores, "NUMBERS_EVERY_ROUND", 100)
+    monkeypatch.setattr(scores, "CLASSES_EVERY_ROUND", 5)
     first, last = fnrfl.run("digits", **SMALL).rounds
     assert first["auc"] is first["log_loss"] is first["calibration_error"] is None
     assert not first.keys() & {"confusion", "precision", "recall"} and first["f1_macro"] is not None
     assert last["auc"] is not None and len(last["confusion"]) == len(last["precision"]) == 10
-    monkeypatch.setattr(round_scores, "NUMBERS_LAST_ROUND", 100)
-    monkeypatch.setattr(round_scores, "CLASSES_OF_CONFUSION", 5)
+    monkeypatch.setattr(scores, "NUMBERS_LAST_ROUND", 100)
+    monkeypatch.setattr(scores, "CLASSES_OF_CONFUSION", 5)
     last = fnrfl.run("digits", **SMALL).rounds[-1]
     assert last["auc"] is None and "confusion" not in last and last["precision"] is not None
 

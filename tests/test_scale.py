@@ -22,7 +22,7 @@ from fnrfl.config import load as load_config
 from fnrfl.core.ndarrays import Ragged, sizes_of
 from fnrfl.data.partition import by_client as natural
 from fnrfl.results.report.page import report
-from fnrfl.runs import round_scores
+from fnrfl.runs import scores
 from fnrfl.runs.run import load as load_run
 from fnrfl.runs.run import run as run_config
 from fnrfl.runs.setup.build import build
@@ -137,7 +137,7 @@ def test_names_of_clients_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_of_many_clients_a_log_has_all_scores_at_the_end_and_the_lowest_always(monkeypatch: pytest.MonkeyPatch) -> None:
     config = crowd("natural", 40, rounds=3)
     few = run_config(config, out="few")
-    monkeypatch.setattr(round_scores, "CLIENTS_EVERY_ROUND", 39)
+    monkeypatch.setattr(scores, "CLIENTS_EVERY_ROUND", 39)
     many = run_config(config, out="many")
     for name in ("worst_client", "worst_site", "accuracy_own", "accuracy_site", "accuracy_site_pooled"):
         assert many.series(name) == few.series(name)

@@ -25,9 +25,9 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.views import splits_hash
 from fnrfl.data.reading import Reading, split_names
 from fnrfl.runs.predict import evaluate, predict
-from fnrfl.runs.round_scores import site_scores
 from fnrfl.runs.run import resume
 from fnrfl.runs.run import run as run_config
+from fnrfl.runs.scores import site_scores
 from fnrfl.runs.setup import build
 from settings import with_keys
 

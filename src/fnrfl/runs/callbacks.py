@@ -1,4 +1,4 @@
-"""Callbacks: objects that are told about a run while it goes on, such as loggers."""
+"""Who is told about a run while it goes on: callbacks, such as loggers, and the log of notices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fnrfl")
 MOMENTS = ("begin", "round", "end", "stop")
+_told_in_series: ContextVar[set[str] | None] = ContextVar("told_in_series", default=None)
 
 
 class Callback:
@@ -136,3 +138,27 @@ def _name(callback: object) -> str:
 def _why(error: BaseException) -> str:
     """Return an error as a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(". ") + "."
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def series_of_runs() -> Iterator[None]:
+    """Log no notice of a run inside again that an earlier one had."""
+    token = _told_in_series.set(set())
+    try:
+        yield
+    finally:
+        _told_in_series.reset(token)
+
+
+def log_once(notices: Sequence[str], level: int = logging.WARNING) -> None:
+    """Log the notices of a run that its series has not had; two that begin with one sentence are one."""
+    told = _told_in_series.get()
+    for notice in notices:
+        first = notice.partition(". ")[0].rstrip(".")
+        if told is None or first not in told:
+            log.log(level, notice)
+        if told is not None:
+            told.add(first)

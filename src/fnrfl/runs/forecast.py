@@ -25,7 +25,7 @@ from fnrfl.core.types import SERVER, Data, LocalTask, State, Training
 from fnrfl.engines.metered import Metered
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.process import isolated
-from fnrfl.runs.model_score import score_model
+from fnrfl.runs.scores import score_model
 from fnrfl.runs.setup.build import Built, build
 from fnrfl.runs.setup.method import cohort, cohort_size
 

@@ -24,7 +24,6 @@ from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.custom_metrics import select_metrics, typed_metrics
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.metrics import OWN
-from fnrfl.runs.model_score import Score, pooled, score_model
 from fnrfl.runs.passed import objects_for_run
 from fnrfl.runs.prepared_data import (
     expected_of,
@@ -37,8 +36,8 @@ from fnrfl.runs.prepared_data import (
 )
 from fnrfl.runs.quality import TEST_METRICS, recall_by_class
 from fnrfl.runs.result import Result
-from fnrfl.runs.round_scores import NUMBERS_LAST_ROUND
 from fnrfl.runs.run import load
+from fnrfl.runs.scores import NUMBERS_LAST_ROUND, Score, pooled, score_model
 
 TEST = "the test part"  # of the run's own data, which the model has not seen
 OTHER_TEST = "the test part of other data"

@@ -1,8 +1,10 @@
-"""What comes out of a run: its numbers, its model, and the hash of everything that was trained."""
+"""What comes out of a run: its numbers, its models, and the hash of everything that was trained."""
 
 from __future__ import annotations
 
 import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -12,21 +14,74 @@ from typing import Any
 from torch import nn
 
 from fnrfl.config import RunConfig
+from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.modules import InputScale
 from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
-from fnrfl.core.types import Tree
-from fnrfl.core.words import counted
+from fnrfl.core.store import CPU, ClientMemory, ClientStore
+from fnrfl.core.types import State, Tree
+from fnrfl.core.words import counted, printable
 from fnrfl.data.datasets import Facts
+from fnrfl.data.partition.by_client import some_of
 from fnrfl.process import isolated
+from fnrfl.rundir import checkpoint
 from fnrfl.rundir.events import Event
-from fnrfl.runs import personal
+from fnrfl.rundir.record import Index
 from fnrfl.runs.metrics import OWN, RunMetrics
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.quality import NUMBER_METRICS, leading_metric
 from fnrfl.runs.setup.method import build_algorithm
 from fnrfl.runs.setup.model import build_net
+
+# The server's state, and what a client remembers: None for one that never wrote anything.
+StoredModels = tuple[State, Callable[[int], Tree | None]]
+ReadModels = Callable[[], StoredModels]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModels:
+    """Every client's model, of what the server knows and the client remembers; one at a time is in memory."""
+
+    algorithm: Algorithm
+    net: Net
+    names: tuple[str, ...]  # what each client is called: its id in the data, or its number
+    stored: ReadModels
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[State]:
+        return (self[client] for client in range(len(self)))
+
+    def number(self, client: int | str) -> int:
+        """Return the number of the client of this name."""
+        if str(client) in self.names:
+            return self.names.index(str(client))
+        numbered = all(name == str(number) for number, name in enumerate(self.names))
+        called, way = "numbered from 0", f"Give one from 0 to {len(self) - 1}."
+        if not numbered:
+            called, way = f"called {some_of(self.names)}", "Give one of them as the data names it."
+        raise ConfigError(f"There is no client {printable(str(client))}: the run has {len(self)}, {called}. {way}")
+
+    def __getitem__(self, client: int) -> State:
+        state, memory = self._stored
+        found = memory(client)
+        mine = self.algorithm.personal(self.net, state, client, self._birth if found is None else found)
+        return State(mine.params, mine.buffers)
+
+    def model(self, client: int | str) -> nn.Module:
+        """One client's model as an ordinary module in eval mode; the client is called as in `names`."""
+        mine = self[self.number(client)]
+        return self.net.export(mine.params, mine.buffers)
+
+    @cached_property
+    def _stored(self) -> StoredModels:
+        return self.stored()
+
+    @cached_property
+    def _birth(self) -> Tree:
+        return self.algorithm.client_state(self.net)
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +93,7 @@ class Result(RunMetrics):
     weights: Tree  # trained parameters and buffers, by the module's own names
     data: Facts  # about what it was trained on
     run_dir: Path | None
-    stored: personal.ReadModels | None = None  # of the clients' models, for methods that give each client its own
+    stored: ReadModels | None = None  # of the clients' models, for methods that give each client its own
     passed: PassedObjects = NOTHING_PASSED  # what was passed in as objects
 
     def __repr__(self) -> str:
@@ -126,12 +181,12 @@ class Result(RunMetrics):
         return self.net.export(*self.net.pack(self.weights))
 
     @cached_property
-    def client_models(self) -> personal.ClientModels | None:
+    def client_models(self) -> ClientModels | None:
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.stored is None:
             return None
         algorithm = build_algorithm(self.config, self.passed)
-        return personal.ClientModels(algorithm, self.net, self.clients, self.stored)
+        return ClientModels(algorithm, self.net, self.clients, self.stored)
 
     def client_model(self, client: int | str) -> nn.Module:
         """Return a client's model, an ordinary module in eval mode, for methods that give each its own.
@@ -192,3 +247,38 @@ def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:
     for name, tensor in sorted(named.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().numpy().tobytes())
+
+
+# -- where models of clients are kept ----------------------------------------------------------------------------------
+
+
+def models_on_disk(run_dir: Path, saved: Index) -> ReadModels:
+    """Keep the last checkpoint of a finished run; it is read, and compared with its hashes, when it is needed."""
+    path = run_dir.absolute()  # the working folder may be another by then
+
+    def read() -> StoredModels:
+        if not (path / "rounds").exists():
+            raise ConfigError(
+                f"{run_dir} keeps the clients' models in its last checkpoint, and rounds/ is missing. Put it back as "
+                "it was, or run again into another directory."
+            )
+        return checkpoint.server_state(path, saved), lambda client: checkpoint.client_memory(path, saved, client)
+
+    return read
+
+
+def models_in_memory(state: State, store: ClientMemory) -> ReadModels:
+    """Keep what an engine has at the end of a run that writes nothing; memories on disk are copied, for they go."""
+    state = state.to(CPU)
+    if not isinstance(store, ClientStore) or store.folder is None:
+        memories = {client: {k: v.cpu() for k, v in store.get(client).items()} for client in store}
+        return lambda: (state, memories.get)
+    folder = tempfile.TemporaryDirectory(prefix="fnrfl-")
+    copies = ClientStore({}, Path(folder.name))
+    for client in store:
+        copies.put(client, store.get(client))
+
+    def memory(client: int, _owner: object = folder) -> Tree | None:  # the folder goes when nobody can ask any more
+        return copies.get(client) if client in copies else None
+
+    return lambda: (state, memory)

@@ -28,13 +28,12 @@ from fnrfl.rundir import checkpoint, directory, events, files
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
-from fnrfl.runs import personal, run_files
-from fnrfl.runs.callbacks import Listeners
+from fnrfl.runs import run_files
+from fnrfl.runs.callbacks import Listeners, log_once
 from fnrfl.runs.error_context import check_scores, check_shapes, check_state, for_json, method_errors, model_errors
-from fnrfl.runs.notices import log_once
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
-from fnrfl.runs.result import Result
-from fnrfl.runs.round_scores import score_round
+from fnrfl.runs.result import Result, models_in_memory, models_on_disk
+from fnrfl.runs.scores import score_round
 from fnrfl.runs.setup.build import Built, RunParts, build
 from fnrfl.runs.setup.engine import ClientNetwork, RunNetwork
 from fnrfl.runs.setup.method import build_algorithm, cohort
@@ -147,7 +146,7 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
     checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
     personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised
-    stored = personal.on_disk(run_dir, saved) if personalised else None
+    stored = models_on_disk(run_dir, saved) if personalised else None
     return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, stored, passed)
 
 
@@ -243,10 +242,10 @@ def _result(built: Built, place: RunDir | None, rounds: list[Event], state: Stat
     weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
     personalised = built.algorithm.personalised
     if place is None:
-        stored = personal.in_memory(state, built.engine.memory) if personalised else None
+        stored = models_in_memory(state, built.engine.memory) if personalised else None
     else:
         ended = checkpoint.finish(place.path, weights)
-        stored = personal.on_disk(place.path, ended) if personalised else None
+        stored = models_on_disk(place.path, ended) if personalised else None
     return Result(
         built.config, rounds, weights, built.facts, None if place is None else place.given, stored, built.passed
     )

@@ -22,7 +22,7 @@ from fnrfl.results.statistics import reached
 from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.record import read_index
-from fnrfl.runs.notices import series_of_runs
+from fnrfl.runs.callbacks import series_of_runs
 from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
 if TYPE_CHECKING:
