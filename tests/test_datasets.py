@@ -35,7 +35,7 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data import arrays, datasets, sources
 from fnrfl.data.datasets import Dataset, Part, load, object_source
-from fnrfl.data.partition.stratify import stratified_order
+from fnrfl.data.partition.holdout import stratified_order
 from fnrfl.data.reading import Reading
 from fnrfl.data.sources import EMBEDDED_FILE, available, cifar10, fashion_mnist, fetch, fetching
 from fnrfl.data.sources.entry import Arrays, cache_dir

@@ -18,8 +18,8 @@ from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import load, read_source
+from fnrfl.data.files import read_image
 from fnrfl.data.reading import Reading, parse_image_size
-from fnrfl.data.sources.images import read_image
 from fnrfl.runs.predict import evaluate, predict
 
 QUICK: dict[str, Any] = {"clients": 2, "rounds": 1, "scenario": "iid", "model": "mlp"}

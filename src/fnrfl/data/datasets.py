@@ -27,7 +27,7 @@ from fnrfl.data.files import IMAGE_ENDINGS
 from fnrfl.data.normalise import normalise
 from fnrfl.data.objects import read_object
 from fnrfl.data.partition import by_client as natural
-from fnrfl.data.partition import stratify as strata
+from fnrfl.data.partition import holdout
 from fnrfl.data.reading import PLAIN_READING, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
@@ -279,9 +279,9 @@ def _draw_test_part(name: str, examples: Examples, seed: int, by_client: bool) -
     """Checked examples that come without a test part, in two: a stratified fifth of them becomes one."""
     if by_client:
         held = natural.positions_by_client(examples.clients.tolist())
-        test = strata.draw_test_part_by_client(examples.y, held, seed)
+        test = holdout.draw_test_part_by_client(examples.y, held, seed)
     else:
-        test = strata.draw_test_part(examples.y, seed)
+        test = holdout.draw_test_part(examples.y, seed)
     if len(examples.y) < 2 or not len(test):
         raise ConfigError(
             f"{name} has {counted(len(examples.x), 'example')}{', one for each client' if by_client else ''}; two "

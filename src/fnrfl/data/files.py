@@ -5,7 +5,9 @@ A reader checks the files, and `normalise` what the arrays hold. With `Expected`
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +32,8 @@ from fnrfl.data.reading import (
     require_file,
     unreadable,
 )
-from fnrfl.data.sources.images import DeepPixelsError, read_image
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # for others, as PostScript, pillow may run a program
 IMAGE_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CLIENT_ARRAYS = frozenset({"client", "clients", "client_id", "client_ids"})
 LEAF_FORM = (
@@ -161,6 +163,36 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
     colour = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in images]
     notices = (grey_as_colour(len(images), grey),) if grey else ()
     return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2)), notices
+
+
+class DeepPixelsError(ValueError):
+    """A picture has more than 8 bits for each value."""
+
+
+def read_image(file: Path | io.BytesIO, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The 8-bit pixels of an image file: [H, W] where it is grey, [H, W, 3] otherwise; resized to a height and width.
+
+    It is turned as its EXIF data says, as cameras write it. The filter is Pillow's bilinear one: a pixel is an average
+    over all that it stands for.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ConfigError("image files need pillow, which is not installed. Run `pip install pillow`.") from error
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            refuse_deep_pixels(image.mode)
+            upright = ImageOps.exif_transpose(image)
+            plain = upright.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            return np.asarray(plain if size is None else plain.resize(size[::-1], Image.Resampling.BILINEAR))
+    except (SyntaxError, struct.error, Image.DecompressionBombError) as error:  # what pillow makes of broken files
+        raise ValueError(str(error)) from error
+
+
+def refuse_deep_pixels(mode: str) -> None:
+    """Refuse pixels of 16 bits or more, which pillow would cut off at white in making 8 bits of them."""
+    if mode[0] in "IF":
+        raise DeepPixelsError(f"its pixels are of mode {mode}, not 8 bits deep")
 
 
 # -- LEAF's users ------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.core.words import counted, same_spelling
+from fnrfl.data.files import refuse_deep_pixels
 from fnrfl.data.reading import ONLY_PART, PARTS, Columns, Examples, Expected, RawData
-from fnrfl.data.sources.images import refuse_deep_pixels
 from fnrfl.data.table_summary import refuse_other_columns
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label

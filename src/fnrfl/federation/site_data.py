@@ -16,7 +16,7 @@ from fnrfl.core.words import counted
 from fnrfl.data import arrays, sites
 from fnrfl.data.datasets import Dataset, Part, read_source, refuse_keys_of_others
 from fnrfl.data.normalise import normalise
-from fnrfl.data.partition import stratify as strata
+from fnrfl.data.partition import holdout
 from fnrfl.data.reading import Examples, Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
@@ -167,7 +167,7 @@ def _with_test_part(node: NodeConfig, examples: Examples, schema: Schema) -> lis
     if schema.tested:  # others bring one: this site trains with all that it has
         return [examples, examples.take(np.arange(0))]
     held = {node.name.strip(): np.arange(count)}
-    test = strata.draw_test_part_by_client(np.asarray(examples.y), held, seed=0)
+    test = holdout.draw_test_part_by_client(np.asarray(examples.y), held, seed=0)
     return [examples.take(np.setdiff1d(np.arange(count), test)), examples.take(test)]
 
 

@@ -1,7 +1,11 @@
-"""What is set aside of the training set before it is partitioned: public data in its shares, and validation data."""
+"""What is set aside: public data in its shares and validation data of the training set, and test parts.
+
+Random orders are such that every stretch of them holds classes and clients in their proportions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +14,8 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Ints
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
-from fnrfl.data.partition.stratify import stratified_order
+
+TEST_SHARE = 0.2  # of data that comes without a test set
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,3 +126,60 @@ def share_out(order: np.ndarray, ranking: float, distill: float) -> tuple[np.nda
         )
     refine = np.sort(order[first:last])
     return refine, np.sort(order[:first]) if ranking else refine, np.sort(order[last:])
+
+
+# -- orders in proportion ----------------------------------------------------------------------------------------------
+
+
+def stratified_order(labels: np.ndarray, rng: np.random.Generator, holders: Ints | None = None) -> np.ndarray:
+    """A random order of the examples in which every stretch holds the classes in their proportions, up to rounding.
+
+    The r-th of a class's n examples, shuffled, stands at (r + 1/2) / n of the way, and equals are shuffled too.
+    So the first k examples are an exact k, stratified, and contain the first j < k. With `holders`, which say who has
+    each example, the examples of a class take turns: each holder's are spread over the class in the same way.
+    """
+    shuffled = rng.permutation(len(labels))
+    if holders is not None:
+        of_both = _codes(labels) * (holders.max(initial=0) + 1) + holders
+        shuffled = shuffled[np.lexsort((rng.random(len(labels)), _places(of_both[shuffled])))]
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    places = _places(labels[by_class])
+    return by_class[np.lexsort((rng.random(len(labels)), places))]
+
+
+def _places(kinds: np.ndarray) -> np.ndarray:
+    """Where each element stands among those of its kind, in the order given: the r-th of n at (r + 1/2) / n."""
+    by_kind = np.argsort(kinds, kind="stable")
+    _, first, size = np.unique(kinds[by_kind], return_index=True, return_counts=True)
+    rank = np.arange(len(kinds)) - np.repeat(first, size)
+    places = np.empty(len(kinds))
+    places[by_kind] = (rank + 0.5) / np.repeat(size, size)
+    return places
+
+
+def _codes(labels: np.ndarray) -> np.ndarray:
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def num_test(num_examples: int) -> int:
+    """How many of some examples become the test part: a fifth, and one at least."""
+    return max(1, round(TEST_SHARE * num_examples))
+
+
+def draw_test_part(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A stratified fifth of the examples, by position, ascending."""
+    order = stratified_order(labels, numpy_generator(seed, "split", "test"))
+    return np.sort(order[: num_test(len(order))])
+
+
+def draw_test_part_by_client(labels: np.ndarray, held: Mapping[str, Ints], seed: int) -> np.ndarray:
+    """A stratified fifth of what each client holds, by position, ascending; a client with one example keeps it.
+
+    A client's draw depends on its own examples and its name alone: a site can draw it without the others.
+    """
+    drawn = [np.array([], dtype=np.int64)]
+    for client, mine in held.items():
+        if len(mine) > 1:
+            order = stratified_order(labels[mine], numpy_generator(seed, "split", "test", client))
+            drawn.append(mine[order[: num_test(len(mine))]])
+    return np.sort(np.concatenate(drawn))

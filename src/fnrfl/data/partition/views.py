@@ -21,8 +21,7 @@ from fnrfl.core.ndarrays import Ints, Ragged, sizes_of
 from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset, Part
-from fnrfl.data.partition.holdout import Carved, share_out
-from fnrfl.data.partition.stratify import stratified_order
+from fnrfl.data.partition.holdout import Carved, share_out, stratified_order
 from fnrfl.data.sources.entry import checksum
 
 

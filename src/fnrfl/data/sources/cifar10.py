@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
+from fnrfl.data.files import read_image
 from fnrfl.data.sources import fetching
 from fnrfl.data.sources.entry import Arrays, NamedDataset, cache_dir
-from fnrfl.data.sources.images import read_image
 
 BATCH_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 CIFAR10_FOLDER = "cifar-10-batches-py"
