@@ -106,7 +106,7 @@ def batched(world: World) -> Iterator[Callable[[], None]]:
 @contextmanager
 def ray(world: World) -> Iterator[Callable[[], None]]:
     """Clients in two Ray actors on this machine."""
-    from fnrfl.core.network import NetworkOptions
+    from fnrfl.core.options import NetworkOptions
     from fnrfl.engines.ray.actors import RayActors
     from fnrfl.engines.wire import to_bytes
 

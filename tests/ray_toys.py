@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes

@@ -17,8 +17,7 @@ from fnrfl.config import RunConfig, describe_keys, keys, load, loads, registry, 
 from fnrfl.config.schema import MethodOptions
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Option, option
-from fnrfl.core.refinement import FnrOptions
-from fnrfl.core.training import ClientOptions
+from fnrfl.core.training import ClientOptions, FnrOptions
 from fnrfl.results.compare import grid
 from fnrfl.results.compare.folder import check_comparison_folder, write_grid
 from settings import with_keys

@@ -23,7 +23,7 @@ from fnrfl import cli, config
 from fnrfl.config import PAPER, describe_keys, registry
 from fnrfl.core import algorithm, types
 from fnrfl.core.options import options_of
-from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import FnrOptions
 from fnrfl.data import scenarios
 
 ROOT = Path(__file__).parent.parent
@@ -460,7 +460,7 @@ def test_the_changelog_and_citation_name_this_version() -> None:
         "fnrfl",
         "fnrfl.algorithms.parts.norms",
         "fnrfl.config.resolving",
-        "fnrfl.core.nearest",
+        "fnrfl.core.words",
         "fnrfl.runs.quality",
         "fnrfl.data.scenarios",
         "fnrfl.results.statistics",

@@ -27,7 +27,7 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.engine import Probe
 from fnrfl.core.errors import ClientError, CompatibilityError, FnrflError
 from fnrfl.core.messages import Failure
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.rng import generator
 from fnrfl.core.training import Training
 from fnrfl.core.types import Engine, LocalTask

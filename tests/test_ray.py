@@ -35,7 +35,7 @@ from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.messages import Failure, TrainRequest
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.types import LocalTask
 from fnrfl.engines.ray import actors as ray_actors
 from fnrfl.engines.ray import session as ray_session

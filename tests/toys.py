@@ -28,7 +28,7 @@ from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.modules import InputScale
 from fnrfl.core.net import Model, Net
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.types import Batch, Decorator, Flat, LocalTask, Out, Replies, State, Training, Tree

@@ -11,10 +11,9 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 TINY = 5e-324  # the smallest float there is: zero where denormal numbers are flushed
@@ -211,27 +210,3 @@ def _leave_default_device(thread: ExitStack) -> None:
     if any(isinstance(mode, DeviceContext) for mode in modes):
         thread.callback(replace_modes, modes)
         replace_modes([mode for mode in modes if not isinstance(mode, DeviceContext)])
-
-
-# -- other processes ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes; the folder itself is locked, so that no file is made for that."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # one that may be written to and not listed
-        yield
-        return
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError, ShareableError
-from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import did_you_mean
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data

@@ -30,7 +30,7 @@ from fnrfl.algorithms.parts.watching import RefinementWatch
 from fnrfl.core import trees
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, Objective
 from fnrfl.core.errors import ClientError, FnrflError
-from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import FnrOptions
 from fnrfl.core.types import Decorator, Engine, LocalTask, Replies, State, Training, Tree
 
 

@@ -12,7 +12,7 @@ import typer
 from fnrfl.cli.common import Debug, Json, Trust, console, errors_in_words, paragraph, print_table
 from fnrfl.config.spelling import as_known, same_key
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices, nearest
+from fnrfl.core.words import choices, nearest
 
 if TYPE_CHECKING:
     from fnrfl.config.keys import Key

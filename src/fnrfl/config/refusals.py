@@ -13,7 +13,7 @@ from fnrfl.config.schema import TWINS, RunConfig, counts_clients
 from fnrfl.config.spelling import same_key
 from fnrfl.config.typed import FlatValues, PassedLabel, shortened, show_value
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices, nearest
+from fnrfl.core.words import choices, nearest
 from fnrfl.data.reading import parse_image_size
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255

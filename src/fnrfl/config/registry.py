@@ -16,9 +16,9 @@ from fnrfl import usercode
 from fnrfl.config import declarations
 from fnrfl.config.typed import PassedLabel
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option, options_of
-from fnrfl.core.refinement import FnrOptions
+from fnrfl.core.training import FnrOptions
+from fnrfl.core.words import choices
 
 if TYPE_CHECKING:
     from fnrfl.core.algorithm import Algorithm

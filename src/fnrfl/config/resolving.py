@@ -27,9 +27,9 @@ from fnrfl.config.typed import (
     show_value,
 )
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
 from fnrfl.core.options import Option
 from fnrfl.core.training import canonical_class_weights
+from fnrfl.core.words import choices
 
 EXAMPLE = "digits"
 

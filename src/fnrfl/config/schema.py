@@ -1,7 +1,7 @@
 """The sections of a config and the frozen RunConfig that holds them: all values checked, and used as they are.
 
 Each key is declared once, with its type, default, range and meaning, in the dataclass that uses it: how clients train
-in `core/training.py`, refinement in `core/refinement.py`, a method's options in its file, all others here.
+in `core/training.py`, refinement in `core/training.py`, a method's options in its file, all others here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from pydantic import Field
 from fnrfl.config import registry
 from fnrfl.config.keys import Key, checked, keys_of, keys_of_method
 from fnrfl.config.typed import FlatValues, flatten, toml
-from fnrfl.core.network import NetworkOptions
-from fnrfl.core.options import Option, Value, option, options_of, values_of
-from fnrfl.core.refinement import FnrOptions
-from fnrfl.core.training import ClientOptions
+from fnrfl.core.options import NetworkOptions, Option, Value, option, options_of, values_of
+from fnrfl.core.training import ClientOptions, FnrOptions
 
 Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 

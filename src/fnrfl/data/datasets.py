@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.words import counted
+from fnrfl.core.words import counted, did_you_mean
 from fnrfl.data import arrays, sites
 from fnrfl.data.files import IMAGE_ENDINGS
 from fnrfl.data.normalise import normalise

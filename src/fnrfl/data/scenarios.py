@@ -23,7 +23,7 @@ import numpy as np
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats
-from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import did_you_mean
 
 _ALPHA_RULE = "between 1e-06 and 1000000, where smaller means more skew"
 NIID_RULE = "NIID-Bench takes alpha or k alone; it always balances label skew and asks for 10 examples per client."

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
-from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.words import counted, same_spelling
+from fnrfl.core.words import counted, did_you_mean, same_spelling
 from fnrfl.data.reading import Columns, Expected, Reading, require_file, unreadable
 from fnrfl.data.table_summary import is_number, listed_columns, refuse_other_columns
 

@@ -20,7 +20,7 @@ import torch
 from fnrfl.core.feed import Feed
 from fnrfl.core.fold import FOLD_ROWS
 from fnrfl.core.net import Net
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree

@@ -19,7 +19,7 @@ from fnrfl.core.errors import ClientError, MissingClients, gpu_out_of_memory
 from fnrfl.core.fingerprint import content
 from fnrfl.core.messages import ClientSide, MeasureRequest, TrainReply, TrainRequest, rows_without
 from fnrfl.core.net import Net
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.rng import generator
 from fnrfl.core.store import ClientMemory
 from fnrfl.core.training import ClientOptions, Training

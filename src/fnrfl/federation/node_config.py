@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import did_you_mean
-from fnrfl.core.words import printable
+from fnrfl.core.words import did_you_mean, printable
 from fnrfl.data.reading import require_file, split_names
 from fnrfl.data.sources import NAMED_DATASETS
 

@@ -17,7 +17,7 @@ from fnrfl.core.feed import Feed
 from fnrfl.core.fold import FOLD_ROWS
 from fnrfl.core.messages import MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.net import Net
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.rehearsal import rehearsed_answer, rehearsed_extras

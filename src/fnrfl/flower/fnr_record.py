@@ -18,8 +18,7 @@ from fnrfl.algorithms.parts.norms import norm_differences, norm_targets, num_pee
 from fnrfl.config.keys import checked, keys_of
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.options import options_of
-from fnrfl.core.refinement import FnrOptions
-from fnrfl.core.training import BatchNormMode, Training
+from fnrfl.core.training import BatchNormMode, FnrOptions, Training
 
 RECORD_NAME = "fnrfl"
 MEASURE, REFINE = "measure", "refine"  # the phases of a round

@@ -13,8 +13,7 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strateg
 
 from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
-from fnrfl.core.refinement import FnrOptions
-from fnrfl.core.training import BatchNormMode, Training
+from fnrfl.core.training import BatchNormMode, FnrOptions, Training
 from fnrfl.flower.fnr_record import RefinementTerms, other_public_data, refinement_targets
 from fnrfl.flower.norm_round import NormRound, flower_log
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import did_you_mean
 from fnrfl.models.resnet import resnet18, resnet50
 from fnrfl.models.small import cnn, mlp, simple_cnn
 from fnrfl.models.vgg import VGG11

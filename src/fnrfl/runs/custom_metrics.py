@@ -14,7 +14,7 @@ from torch import Tensor
 from fnrfl import usercode
 from fnrfl.config.typed import show_value
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
+from fnrfl.core.words import choices
 from fnrfl.runs.quality import NAMES_OF_RESULTS, TEST_METRICS, Answers
 
 TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained

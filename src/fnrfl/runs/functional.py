@@ -27,10 +27,9 @@ from fnrfl.core.algorithm import Objective
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.net import Net
-from fnrfl.core.refinement import FnrOptions
 from fnrfl.core.rng import stream_kept
 from fnrfl.core.step import Carry, by_autograd, local_step
-from fnrfl.core.training import BatchNormMode, Training
+from fnrfl.core.training import BatchNormMode, FnrOptions, Training
 from fnrfl.core.types import Batch, Probe, State, Tree
 
 __all__ = ["class_norms", "norm_targets", "refine", "weakest"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
+from fnrfl.core.words import choices
 from fnrfl.rundir.directory import TENSORBOARD
 from fnrfl.rundir.events import Event
 from fnrfl.runs.callbacks import Callback

@@ -17,11 +17,10 @@ from fnrfl.config import RunConfig
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.modules import InputScale
-from fnrfl.core.nearest import choices
 from fnrfl.core.net import Net
 from fnrfl.core.store import CPU, ClientMemory, ClientStore
 from fnrfl.core.types import State, Tree
-from fnrfl.core.words import counted, printable
+from fnrfl.core.words import choices, counted, printable
 from fnrfl.data.datasets import Facts
 from fnrfl.data.partition.by_client import some_of
 from fnrfl.process import isolated

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import did_you_mean
+from fnrfl.core.words import did_you_mean
 from fnrfl.data.reading import UNREADABLE
 from fnrfl.data.sources import cifar10, fashion_mnist
 from fnrfl.data.sources.entry import (
@@ -25,7 +26,6 @@ from fnrfl.data.sources.entry import (
     read_cached,
     write_cached,
 )
-from fnrfl.process import in_turn
 
 EMBEDDED_FILE = Path(__file__).parents[1] / "files" / "digits.npz"
 
@@ -97,7 +97,10 @@ def fetch(name: str) -> Path:
     folder = cached.with_suffix(".download")
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with in_turn(cached.parent):
+        from filelock import FileLock  # of use to those who write alone
+
+        lock = cached.with_name(f".{cached.name}.lock")
+        with FileLock(lock):
             if cached.exists():  # another process fetched it while this one waited
                 return cached
             if folder.is_symlink():
@@ -109,6 +112,8 @@ def fetch(name: str) -> Path:
                 original, origin = _download(name, entry, entry.download, folder)
             write_cached(cached, read_verified(name, original, entry.read_original), origin)
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # Windows removes no open file
+                lock.unlink()
     except OSError as error:
         raise ConfigError(
             f"dataset {name!r} cannot be written to {cached.parent}: {error}. "

@@ -12,7 +12,7 @@ from typing import Any
 
 from fnrfl.core.errors import FnrflError
 from fnrfl.core.messages import Failure
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.engines.ray.messages import ActorTrainer, Message
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer

@@ -11,7 +11,7 @@ from typing import Any
 from fnrfl.core import trees
 from fnrfl.core.errors import MissingClients
 from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
 from fnrfl.engines.ray.actors import RayActors

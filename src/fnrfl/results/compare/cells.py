@@ -10,7 +10,7 @@ from pathlib import Path
 from fnrfl.config import RunConfig, load, slug
 from fnrfl.config.typed import SHORTHANDS
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
+from fnrfl.core.words import choices
 from fnrfl.results.compare.lists import read_axes, split_commas
 from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
 from fnrfl.rundir.files import numbered_names

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.nearest import choices
+from fnrfl.core.words import choices
 from fnrfl.results.report.groups import LineGroup, Panel, varying
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, as_percent, in_cell, signed

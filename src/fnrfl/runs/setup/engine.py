@@ -14,7 +14,7 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.feed import Feed
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Net
-from fnrfl.core.network import NetworkOptions
+from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.batches import Pool
