@@ -7,10 +7,11 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from reproduction.catalogue import TABLES, Cell, UsageError, text
-from reproduction.claims import named_cells, named_table
+from reproduction.claims import braced, named_cells, named_table
 from reproduction.render import as_json, as_markdown, as_text
 from reproduction.running import missing_cells, run_cells
 from reproduction.store import HERE, Results
@@ -100,19 +101,15 @@ def _count(name: str, scale: str, results: Results) -> str:
 
 def missing_lines(results: Results) -> list[str]:
     """Return the cells of scales quick and full without a result, those alike in one line."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    seeds: dict[Cell, list[Cell]] = {}
     for scale in ("quick", "full"):
-        seeds: dict[tuple[str, ...], list[str]] = {}
         for cell in missing_cells([cell for name in TABLES for cell in named_cells(name, scale)], results):
-            key = (f"{cell.net}/{cell.skew}/{cell.setting}/", cell.method, f"@{scale}")
-            seeds.setdefault(key, []).append(str(cell.seed))
-        for (place, method, at), found in seeds.items():
-            alike.setdefault((place, _braced(sorted(found)) + at), []).append(method)
-    return [f"{place}{_braced(methods)}/seed{seeds}" for (place, seeds), methods in alike.items()]
-
-
-def _braced(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{{{','.join(words)}}}"
+            seeds.setdefault(replace(cell, seed=0), []).append(cell)
+    alike: dict[tuple[object, ...], list[Cell]] = {}
+    for first, cells in seeds.items():
+        found = sorted(cells, key=lambda cell: cell.seed)
+        alike.setdefault((replace(first, method=""), *(cell.seed for cell in found)), []).extend(found)
+    return list(map(braced, alike.values()))
 
 
 def _draw(what: str, results: Results, scale: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ the rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -35,10 +35,10 @@ from reproduction.tables import (
     Value,
     failures,
     leak_note,
-    leaks_of,
     make_table,
     once_each,
     scale_note,
+    value_of,
     why_none,
 )
 
@@ -209,53 +209,32 @@ class _Maker:
     def found(self, row: Row, setting: str) -> dict[int, list[CellResult]]:
         """Return the results behind a row, by seed; more seeds than the usual ones count under the paper's protocol."""
         seeds = sorted({*self.usual(setting), *(SEEDS["honest"] if self.seeds is None else ())})
-        return {seed: list(map(self.results.find, row.cells(setting, seed, self.scale))) for seed in seeds}
+        found = {seed: list(map(self.results.find, row.cells(setting, seed, self.scale))) for seed in seeds}
+        return {seed: results for seed, results in found.items() if all(one.usable for one in results)}
 
     def numbers(self, row: Row, setting: str) -> dict[int, float]:
         """Return the number of every seed that has one: differences are of runs of the same seed."""
-        numbers = {
-            seed: row.number([one.line for one in results])
-            for seed, results in self.found(row, setting).items()
-            if all(one.usable for one in results)
-        }
+        found = self.found(row, setting)
+        numbers = {seed: row.number([one.line for one in results]) for seed, results in found.items()}
         return {seed: number for seed, number in numbers.items() if number is not None}
-
-    def has_run(self, row: Row, setting: str) -> bool:
-        """Whether all cells of some seed have run."""
-        return any(all(one.usable for one in results) for results in self.found(row, setting).values())
 
     def verdict(self, row: Row) -> tuple[Verdict, statistics.Estimate | None]:
         """Judge a row, by the honest protocol alone."""
         numbers = self.numbers(row, "honest")
-        if not numbers and self.has_run(row, "honest"):
+        if not numbers and self.found(row, "honest"):
             return Verdict("open", "not-measured"), None
         found = statistics.estimate(list(numbers.values())) if numbers else None
         return judge(found, row.bound, smaller=row.smaller), found
 
     def value(self, row: Row, setting: str) -> Value:
-        """Return the number of a row under a setting."""
-        numbers = self.numbers(row, setting)
+        """Return the number of a row under a setting, or why there is none and which cells it needs."""
+        numbers, found = self.numbers(row, setting), self.found(row, setting)
         seeds = sorted({*self.usual(setting), *numbers})
-        if not numbers:
-            return self._no_value(row, setting)
-        behind = [one for seed, found in self.found(row, setting).items() if seed in numbers for one in found]
-        return Value(
-            setting,
-            statistics.estimate(list(numbers.values())),
-            row.form,
-            seeds=tuple(numbers),
-            missing=tuple(seed for seed in seeds if seed not in numbers),
-            leaks=leaks_of(one.line for one in behind),
-            sources=tuple(dict.fromkeys(one.origin for one in behind)),
-            cells=tuple(cell.id for seed in seeds for cell in row.cells(setting, seed, self.scale)),
-        )
-
-    def _no_value(self, row: Row, setting: str) -> Value:
-        """Return why there is no number, and which cells it needs."""
-        seeds = tuple(self.usual(setting))
         cells = [cell for seed in seeds for cell in row.cells(setting, seed, self.scale)]
+        if numbers:
+            return value_of(setting, numbers, row.form, [one for seed in numbers for one in found[seed]], cells)
         known = {cell: self.results.find(cell) for cell in cells}
-        if self.has_run(row, setting):
+        if found:
             untimed = [cell for cell, one in known.items() if one.usable and one.line.untimed]
             more = text("verdicts", "untimed", cells=braced(untimed)) if untimed else ""
             words, sources = text("values", "none"), [text("verdicts", "no-number") + more]
@@ -264,7 +243,7 @@ class _Maker:
             words = why_none(one for one in known.values() if not one.usable)
             sources = [text("verdicts", "needs", cells=lacking), *failures(known)]
         ids = tuple(cell.id for cell in cells)
-        return Value(setting, words=words, missing=seeds, sources=tuple(sources), cells=ids)
+        return Value(setting, words=words, missing=tuple(seeds), sources=tuple(sources), cells=ids)
 
     def shown_verdict(self, row: Row) -> Value:
         """Return the verdict on a row, with its interval."""
@@ -293,17 +272,18 @@ class _Maker:
 
 def braced(cells: Sequence[Cell]) -> str:
     """Return the ids of cells, in the words that a shell makes them of."""
-    runs: dict[tuple[str, str, str], list[Cell]] = {}
+    runs: dict[str, list[Cell]] = {}
     for cell in cells:
-        runs.setdefault((cell.net, cell.skew, cell.setting), []).append(cell)
-    named = []
-    for place, group in runs.items():
-        axes = []
-        for axis in ("method", "seed"):
-            once = list(dict.fromkeys(str(getattr(cell, axis)) for cell in group))
-            axes.append(once[0] if len(once) == 1 else f"{{{','.join(once)}}}")
-        named.append(f"{'/'.join(place)}/{axes[0]}/seed{axes[1]}@{group[0].scale}")
-    return " ".join(named)
+        runs.setdefault(f"{cell.net}/{cell.skew}/{cell.setting}", []).append(cell)
+
+    def axis(words: Iterable[object]) -> str:
+        once = list(dict.fromkeys(map(str, words)))
+        return once[0] if len(once) == 1 else f"{{{','.join(once)}}}"
+
+    return " ".join(
+        f"{place}/{axis(cell.method for cell in group)}/seed{axis(cell.seed for cell in group)}@{group[0].scale}"
+        for place, group in runs.items()
+    )
 
 
 def _verdict_label(scale: str) -> str:

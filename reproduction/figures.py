@@ -20,7 +20,7 @@ from fnrfl import statistics
 from reproduction.catalogue import DATA, Cell, expand, text
 from reproduction.measures import watched
 from reproduction.render import some_seeds
-from reproduction.store import Line, Results
+from reproduction.store import Results
 from reproduction.tables import Part, leaks_of, make_table
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ def _refinement(results: Results, scale: str) -> dict[str, bytes]:
         if not (lines := [one.line for one in found if one.usable]):
             continue
         titles = {"setting": text("settings", setting), "scale": scale, "seeds": len(lines)}
-        bars = {when: _means_by_class(lines, f"refined_{when}") for when in ("before", "after")}
+        bars = {
+            when: [statistics.mean([line.notes[f"refined_{when}"][-1][c] or 0.0 for line in lines]) for c in range(10)]
+            for when in ("before", "after")
+        }
         figure = _bars(text("figures", "refined", **titles), _classes(scale), bars)
         drawn[f"refinement-{setting}"] = as_png(figure, leaks_of(lines))
         if logged := watched(lines[0]):
@@ -161,10 +164,6 @@ def _refinement(results: Results, scale: str) -> dict[str, bytes]:
             figure = _bars(text("figures", "one", client=one["refined"][0] + 1, **titles), names, bars)
             drawn[f"refinement-of-one-{setting}"] = as_png(figure, leaks_of(lines[:1]))
     return drawn
-
-
-def _means_by_class(lines: Sequence[Line], note: str) -> list[float]:
-    return [statistics.mean([line.notes[note][-1][c] or 0.0 for line in lines]) for c in range(10)]
 
 
 def _bars(title: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> Figure:

@@ -6,7 +6,7 @@ columns and parts are found by their keys; their labels are for people alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fnrfl import statistics
@@ -193,14 +193,11 @@ class _Maker:
         if not known:
             about = (text("notes", "no-measure"),) if is_time and numbers else failures(found)
             return Value(protocol, words=why_none(found.values()), sources=about, cells=ids)
-        lines = [found[cell].line for cell in known]
-        sources = tuple(dict.fromkeys(found[cell].origin for cell in known))
-        if is_time and not on_one_machine(*lines):
+        if is_time and not on_one_machine(*(found[cell].line for cell in known)):
+            sources = tuple(dict.fromkeys(found[cell].origin for cell in known))
             return Value(protocol, words=text("values", "devices"), sources=sources, cells=ids)
-        seeds = tuple(cell.seed for cell in known)
-        missing = tuple(cell.seed for cell in cells if cell not in known)
-        number = statistics.estimate(list(known.values()))
-        return Value(protocol, number, form, "", seeds, missing, leaks_of(lines), sources, ids)
+        by_seed = {cell.seed: number for cell, number in known.items()}
+        return value_of(protocol, by_seed, form, [found[cell] for cell in known], cells)
 
     def _curves(self, part: TablePart, rows: tuple[tuple[str, str], ...]) -> Iterator[Part]:
         """Yield accuracy after each round: a part for what was printed, and one for each setting."""
@@ -228,6 +225,16 @@ class _Maker:
     ) -> Part:
         named = text("parts", "rounds", title=title, setting=text("settings", setting))
         return Part((part.net, part.skew, setting), named, rows, tuple(columns))
+
+
+def value_of(
+    protocol: str, numbers: Mapping[int, float], form: str, behind: Sequence[CellResult], cells: Sequence[Cell]
+) -> Value:
+    """Return the mean of numbers by seed, made from the results `behind` it, of the cells that it should have."""
+    number, leaks = statistics.estimate(list(numbers.values())), leaks_of(one.line for one in behind)
+    missing = tuple(dict.fromkeys(cell.seed for cell in cells if cell.seed not in numbers))
+    sources = tuple(dict.fromkeys(one.origin for one in behind))
+    return Value(protocol, number, form, "", tuple(numbers), missing, leaks, sources, tuple(cell.id for cell in cells))
 
 
 def _printed_point(curve: Sequence[float] | None, t: int) -> Value:
