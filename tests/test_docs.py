@@ -363,6 +363,10 @@ def test_examples_run(page: str, folder: Path) -> None:
             runpy.run_path(str(script))
 
 
+def test_the_example_of_refined_drifts_runs(folder: Path) -> None:
+    runpy.run_path(str(ROOT / "examples" / "refined_drifts.py"), run_name="__main__")
+
+
 def test_every_python_block_is_run_or_compared() -> None:
     marked = {"runnable", "signatures"}
     assert all(info[1:2] and info[1] in marked for _, info, _ in BLOCKS if info[:1] == ["python"])
