@@ -123,7 +123,10 @@ def test_a_client_without_examples_is_named() -> None:
     assert "client 1 has no examples" in str(RULES[BREAKING.index(())].broken(run))
 
 
-@pytest.mark.parametrize(("rule", "keys"), zip(NOTES, NOTED, strict=True), ids=lambda one: getattr(one, "key", ""))
+NOTED_BY = list(zip(NOTES, NOTED, strict=True))
+
+
+@pytest.mark.parametrize(("rule", "keys"), NOTED_BY, ids=lambda one: getattr(one, "key", ""))
 def test_what_a_user_should_know_is_noted(rule: Rule, keys: tuple[str, ...]) -> None:
     said = build(load("digits", [*BASE, *keys])).notices
     assert any(re.fullmatch(pattern(rule), one, re.DOTALL) for one in said), said
