@@ -39,12 +39,12 @@ def check_installed() -> None:
 
 
 def refuse_objects(config: RunConfig, passed: PassedObjects, but: str = "") -> None:
-    """Refuse objects that would have to travel to a process of Ray."""
+    """Refuse objects that would have to travel to another process."""
     for one in passed.used_by(config).objects:
         if one.argument != but:
             raise CompatibilityError(
-                f"A process of Ray builds the run from its config, and {one.argument} was given as an object "
-                f"({one.label}). Name it instead, as a file or as module:function, or do without Ray."
+                f"Another process builds the run from its config, and {one.argument} was given as an object "
+                f"({one.label}). Name it instead, as a file or as module:function, or run it here."
             )
 
 
