@@ -52,8 +52,8 @@ def test_letters_reach_the_client_that_they_are_for(grid: DirectGrid) -> None:
     assert there.nodes == {"0": 11, "1": 12, "2": 13}
     assert dict(there.exchange(LETTERS, None)) == {client: letter[::-1] for client, letter in LETTERS.items()}
     assert len(grid.sent) == 6  # nobody was asked twice
-    assert there.carried.letters_down == there.carried.letters_up == sum(map(len, LETTERS.values()))
-    assert 0 < there.carried.flower_down - there.carried.letters_down < 3 * 800
+    assert there.carried["letters_down"] == there.carried["letters_up"] == sum(map(len, LETTERS.values()))
+    assert 0 < there.carried["flower_down"] - there.carried["letters_down"] < 3 * 800
 
 
 def test_flower_adds_a_few_hundred_bytes_however_long_a_letter_is() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,28 +45,12 @@ class Sending:
 
 
 @dataclass
-class Carried:
-    """What Flower has carried, in bytes with its headers, beside the requests and replies themselves."""
-
-    letters_down: int = 0
-    letters_up: int = 0
-    flower_down: int = 0
-    flower_up: int = 0
-
-    @property
-    def overhead(self) -> float:
-        """Bytes that Flower has added, in percent of the requests and replies."""
-        letters = self.letters_down + self.letters_up
-        return 100.0 * (self.flower_down + self.flower_up - letters) / letters if letters else 0.0
-
-
-@dataclass
 class GridNetwork(Network):
     """A `Network` over Flower's Grid; `labels` say which client a node is: a partition's number, or a site's name."""
 
     grid: Grid
     labels: Sequence[str] = ()  # of each client, by its number
-    carried: Carried = field(default_factory=Carried)
+    carried: Counter[str] = field(default_factory=Counter)  # bytes of letters, and of Flower's messages around them
     nodes: dict[str, int] = field(default_factory=dict)  # label -> node
     _asked: dict[str, Sending] = field(default_factory=dict)  # questions that are under way, by message
     _under_way: dict[str, Sending] = field(default_factory=dict)  # requests without a reply, by message
@@ -193,8 +178,8 @@ class GridNetwork(Network):
             to = {c: node for c in owed if (node := self._target(c, sent.get(keys[c]), alive)) is not None}
             if to:
                 messages = [self._message(packed(owed[client]), node, ASK) for client, node in to.items()]
-                self.carried.letters_down += sum(len(owed[client]) for client in to)
-                self.carried.flower_down += sum(map(weight, messages))
+                self.carried["letters_down"] += sum(len(owed[client]) for client in to)
+                self.carried["flower_down"] += sum(map(weight, messages))
                 ids = self.grid.push_messages(messages)
                 sendings = [Sending(node, keys[client]) for client, node in to.items()]
                 self._under_way |= {one: sending for one, sending in zip(ids, sendings, strict=True) if one}
@@ -240,8 +225,8 @@ class GridNetwork(Network):
             reply = unpacked(message)
         except FnrflError as error:
             return str(error)
-        self.carried.letters_up += len(reply)
-        self.carried.flower_up += weight(message)
+        self.carried["letters_up"] += len(reply)
+        self.carried["flower_up"] += weight(message)
         return reply
 
     def _pulled(self, ids: Iterable[str]) -> list[Message]:

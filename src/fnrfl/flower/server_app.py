@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,9 @@ def run_over(
         result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
     else:
         result = runs.run(config, out=out or True, progress=_say, network=agreed.network, parts=agreed.parts)
-    carried = asdict(network.carried) | {"overhead_percent": round(network.carried.overhead, 3)}
+    bytes_of = network.carried
+    letters, whole = (bytes_of[f"{what}_down"] + bytes_of[f"{what}_up"] for what in ("letters", "flower"))
+    carried = {**bytes_of, "overhead_percent": round(100 * (whole - letters) / max(letters, 1), 3)}
     print(result, f"Flower has carried {json.dumps(carried)}", sep="\n", flush=True)
     if result.run_dir is not None:
         files.write(result.run_dir / CARRIED, json.dumps(carried) + "\n")
