@@ -153,6 +153,23 @@ def test_a_process_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     assert supervisor.recorded(there) == [] and one.handle is None and not child.is_running()
 
 
+def test_a_program_that_a_killed_process_left_behind_is_ended_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "fed" / "nodes" / "0").mkdir(parents=True)
+    worker, other, elsewhere = (
+        subprocess.Popen([sys.executable, "-c", SLEEPS, name], cwd=cwd)
+        for name, cwd in (("fnrfl.flower.worker", folder), ("editor", folder), ("fnrfl.flower.worker", tmp_path))
+    )
+    try:
+        supervisor.stop(Deployment(tmp_path / "fed"))
+        assert not psutil.pid_exists(worker.pid) and other.poll() is None and elsewhere.poll() is None
+    finally:
+        for process in (worker, other, elsewhere):
+            process.kill()
+            process.wait()
+
+
 def test_what_a_process_writes_is_for_its_user_alone(tmp_path: Path) -> None:
     """The SuperLink's database holds a token, and logs may."""
     writing = "import os; print('said'); open('superlink.db', 'w').close(); os.mkdir('apps')"

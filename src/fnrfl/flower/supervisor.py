@@ -2,7 +2,7 @@
 
 A record has a process's number and the time of its start, so that a number that the system has given to another
 process since is never touched. What these processes start ends with them: Flower's programs and the node's worker watch
-the process that they were started for.
+the process that they were started for, and `stop` looks for those that work in the deployment's folder.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fnrfl.rundir import files
 HOST = "127.0.0.1"
 START_SECONDS = 90.0  # seconds until a process must be up: two cores that start four of them are slow
 GRACE = 8.0  # seconds that processes have to end by themselves
+PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-", "fnrfl.flower.worker")
 SAME_START = 5.0  # seconds by which a process's start may seem to change when the clock is set
 
 
@@ -92,16 +93,26 @@ def _log(deployment: Deployment, name: str) -> Path:
 
 def stop(deployment: Deployment) -> int:
     """End the recorded processes and all that they have started; return how many had to be killed."""
-    family = {handle for one in recorded(deployment) if (handle := one.handle)}
-    for handle in [*family]:
-        with suppress(psutil.NoSuchProcess):
-            family |= set(handle.children(recursive=True))
+    family = _family(deployment)
     _signal(family, signal.SIGTERM)
-    left = psutil.wait_procs(family, GRACE)[1]
+    left = {*psutil.wait_procs(family, GRACE)[1], *_family(deployment)}
     _signal(left, signal.SIGKILL)
     psutil.wait_procs(left, GRACE)
     _record(deployment, alive(deployment))
     return len(left)
+
+
+def _family(deployment: Deployment) -> set[psutil.Process]:
+    """Return the recorded processes, what they have started, and what a killed one has left at work in the folder."""
+    family = {handle for one in recorded(deployment) if (handle := one.handle)}
+    for handle in [*family]:
+        with suppress(psutil.NoSuchProcess):
+            family |= set(handle.children(recursive=True))
+    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
+        folder, words = process.info["cwd"], " ".join(process.info["cmdline"] or ())
+        if folder and Path(folder).is_relative_to(deployment.root) and any(name in words for name in PROGRAMS):
+            family |= {process} if process.info["status"] != psutil.STATUS_ZOMBIE else set()
+    return family
 
 
 def _signal(handles: Iterable[psutil.Process], which: signal.Signals) -> None:
