@@ -192,10 +192,13 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
         bystander.wait()
 
 
-def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "3", "[{}]", '[{"name": "one", "pid": 1, "started": "Thu Nov 19"}]'])
+def test_a_record_that_is_damaged_is_named(tmp_path: Path, text: str) -> None:
     there = Deployment(tmp_path)
     there.home.mkdir()
-    (there.home / "processes.json").write_text("{")
+    (there.home / "processes.json").write_text('[{"name": "one", "pid": 1, "started": "4711"}]')  # of version 0.1.0
+    assert supervisor.alive(there) == []
+    (there.home / "processes.json").write_text(text)
     with pytest.raises(FnrflError, match=r"processes\.json"):
         supervisor.recorded(there)
 

@@ -59,8 +59,8 @@ def recorded(deployment: Deployment) -> list[Recorded]:
     if not file.is_file():
         return []
     try:
-        return [Recorded(**one) for one in json.loads(file.read_text())]
-    except (ValueError, TypeError) as error:
+        return [Recorded(one["name"], one["pid"], float(one["started"])) for one in json.loads(file.read_text())]
+    except (ValueError, TypeError, KeyError) as error:
         raise FnrflError(f"{file} is not a list of processes ({error}). Remove it.") from None
 
 
