@@ -25,8 +25,9 @@ from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
 from fnrfl.runs import quality, scores
+from fnrfl.runs.custom_metrics import NAMES_OF_RESULTS
 from fnrfl.runs.predict import evaluate
-from fnrfl.runs.quality import NAMES_OF_RESULTS, NUMBER_METRICS, TEST_METRICS, Answers
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Answers
 
 CASES = 200
 EQUAL = dict(rel=1e-9, abs=1e-9)

@@ -109,11 +109,6 @@ def test_data_that_is_read_is_not_written_over_nor_added_to(data: str, out: str,
     assert contents(here) == before
 
 
-def test_a_folder_with_the_name_of_a_data_set_is_not_what_is_read(here: Path) -> None:
-    os.mkdir("digits")
-    assert command("predict", "run", "digits", "-o", "digits/guesses.csv").exit_code == 0
-
-
 def test_other_files_may_be_written_into_a_run(here: Path) -> None:
     for words in (
         ("predict", "run", "digits", "-o", "run/guesses.csv"),
@@ -164,18 +159,6 @@ def _next_bytes(handle: int) -> bytes:
         with suppress(BlockingIOError):
             return os.read(handle, 1 << 16)
         time.sleep(0.01)
-
-
-def test_predictions_go_into_a_device(here: Path) -> None:
-    try:
-        os.mknod("null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-        with open("null", "wb"):
-            pass
-    except (OSError, AttributeError) as error:
-        pytest.skip(f"no device can be made here ({error})")
-    for more in ((), ("--overwrite",)):
-        assert command("predict", "run", "digits", "-o", "null", *more).exit_code == 0
-        assert stat.S_ISCHR(os.lstat("null").st_mode)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

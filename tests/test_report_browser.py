@@ -276,11 +276,6 @@ def test_on_a_phone_accuracy_comes_first_and_the_rest_is_folded(browser: Chromiu
     assert browser.seen("[data-chart=rounds] svg path.line")
 
 
-def test_on_a_desk_all_parts_are_open(browser: Chromium, page: Path) -> None:
-    browser.show(page)
-    assert browser.run("document.querySelectorAll('details.fold:not([open])').length") == 0
-
-
 # -- axes and colours -------------------------------------------------------------------------------------------------
 
 
@@ -291,14 +286,6 @@ def test_an_axis_shows_no_less_than_the_test_set_can_measure(browser: Chromium, 
     ticks = browser.run("[...document.querySelectorAll('[data-chart=seeds] text')].map((t) => t.textContent)")
     shown = [float(match[1]) for tick in ticks if (match := re.fullmatch(r"([\d.]+) %", tick))]
     assert max(shown) - min(shown) >= 20
-
-
-def test_guesses_inside_and_outside_of_an_axis_are_one_line_of_text(browser: Chromium, tmp_path: Path) -> None:
-    run = fake_run(tmp_path / "run", accuracy=0.45)
-    say_test_counts(run, [16, 8, 8, 8])  # chance 25 %, majority class 40 %
-    browser.show(report([run], tmp_path / "p.html", plots=False))
-    (names,) = browser.run("[...document.querySelectorAll('[data-chart=seeds] .rule-name')].map((t) => t.textContent)")
-    assert "chance 25.0 %" in names and "majority class 40.0 %" in names
 
 
 def test_what_a_guess_reaches_is_drawn(browser: Chromium, page: Path) -> None:

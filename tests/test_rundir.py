@@ -199,10 +199,6 @@ def test_a_run_that_is_at_work_is_not_replaced(other: RunConfig, run_dir: Path) 
     assert [p.name for p in run_dir.parent.iterdir()] == ["run"]
 
 
-def test_overwrite_into_nothing_is_an_ordinary_run(other: RunConfig, wanted: Result, tmp_path: Path) -> None:
-    assert run(other, out=tmp_path / "run", overwrite=True).model_sha256 == wanted.model_sha256
-
-
 def test_a_second_run_into_a_directory_is_refused_and_changes_nothing(config: RunConfig, run_dir: Path) -> None:
     before = snapshot(run_dir.parent)
     with pytest.raises(ConfigError, match="exists already.*--overwrite"):
@@ -359,11 +355,6 @@ def test_the_old_run_is_there_if_the_new_one_cannot_take_its_place(
     assert snapshot(tmp_path) == before
 
 
-def test_a_run_that_a_kill_left_without_its_name_gets_it_back(run_dir: Path, original: Result) -> None:
-    run_dir.rename(run_dir.with_name(".run.fnrfl-old"))
-    assert runs.load(run_dir).model_sha256 == original.model_sha256
-
-
 def lose_the_name(run_dir: Path) -> Path:
     """What a kill leaves between two renames, where the system cannot swap two names."""
     return run_dir.rename(run_dir.with_name(f".{run_dir.name}.fnrfl-old"))
@@ -397,26 +388,6 @@ def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
         with pytest.raises(Crash), crashing(operations):
             directory._discard(run_dir, run_dir)
         assert not directory.is_run(run_dir)
-
-
-@pytest.mark.slow
-def test_a_crash_in_every_operation_of_a_replacing_run(
-    other: RunConfig, wanted: Result, original: Result, tmp_path: Path
-) -> None:
-    """With training and checkpoints: whatever is under the name afterwards is whole, and goes on to the same bits."""
-    assert original.run_dir is not None
-    for operations in itertools.count():
-        run_dir = Path(shutil.copytree(original.run_dir, tmp_path / f"{operations}" / "run"))
-        try:
-            with crashing(operations):
-                run(other, out=run_dir, overwrite=True, checkpoint_every=0)
-            break
-        except Crash:
-            pass
-        got = resume(run_dir)
-        assert got.model_sha256 == (original if got.config.seed == original.config.seed else wanted).model_sha256
-        shutil.rmtree(tmp_path / f"{operations}")
-    assert operations > 30
 
 
 # -- links and strange files in a run ----------------------------------------------------------------------------------

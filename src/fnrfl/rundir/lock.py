@@ -65,6 +65,6 @@ def holder_of(folder: Path) -> str | None:
 
 def _holder(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text().strip() or "unknown"
     except (OSError, UnicodeDecodeError):  # it has just ended
         return "unknown"

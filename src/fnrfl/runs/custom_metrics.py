@@ -15,7 +15,16 @@ from fnrfl import usercode
 from fnrfl.config.typed import show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices
-from fnrfl.runs.quality import NAMES_OF_RESULTS, TEST_METRICS, Answers
+from fnrfl.rundir.record import RoundRecord
+from fnrfl.runs.metrics import RunMetrics
+from fnrfl.runs.quality import TEST_METRICS, Answers
+
+OF_COMPARISONS = (
+    "algorithm bytes_to_target control dataset difference fnr group metric model_sha256 n p penalty protocol run "
+    "run_dir rounds_to_target scenario seconds_eval seconds_to_target seed seeds target"
+)
+# What a run, and a comparison of runs, has under a name: no function of a user's can have that name.
+NAMES_OF_RESULTS = {*RoundRecord.__annotations__, *vars(RunMetrics), "personalised", "leaks", *OF_COMPARISONS.split()}
 
 TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained
 

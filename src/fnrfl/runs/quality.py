@@ -211,13 +211,3 @@ NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.s
 def leading_metric(personalised: Iterable[bool]) -> Metric:
     """Choose the metric of a run or comparison that names none: accuracy_own if all methods are personalised."""
     return TEST_METRICS["accuracy_own" if all(personalised) else "accuracy"]
-
-
-# What else a run, and a comparison of runs, has under a name: no function of a user's can have that name.
-NAMES_OF_RESULTS = frozenset({
-    "accuracy_best", "accuracy_last3", "algorithm", "bytes_down", "bytes_to_target", "bytes_up", "control", "dataset",
-    "difference", "fnr", "group", "kappa", "leaks", "metric", "model_sha256", "n", "own_metrics", "p", "penalty",
-    "per_class", "per_client", "per_site", "personalised", "protocol", "rho", "round", "rounds", "rounds_to_target",
-    "run", "run_dir", "scenario", "seconds", "seconds_eval", "seconds_to_target", "seconds_train", "seed", "seeds",
-    "target",
-})  # fmt: skip
