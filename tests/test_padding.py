@@ -26,9 +26,8 @@ from fnrfl.core.types import Batch
 from fnrfl.data.batches import Pool
 from fnrfl.engines import vectorised
 from fnrfl.engines.job import Job
-from fnrfl.engines.padding import can_be_tried_with, takes_padding
 from fnrfl.engines.step_estimate import StepEstimate
-from fnrfl.engines.vectorised import Vectorised
+from fnrfl.engines.vectorised import Vectorised, can_be_tried_with, takes_padding
 from fnrfl.kernels.layers import _PaddedBackward, _PaddedNormalised, leaving_padding_out, share_kernels
 from mutants import mutants
 from test_conformance import FEW_METHODS, algorithm, each

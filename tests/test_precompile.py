@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fnrfl.engines.recorder import precompile, recorder
+from fnrfl.engines.recorder import cuda_graphs as precompile
+from fnrfl.engines.recorder import recorder
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.engines.recorder.programs import Recording, StepArguments
 from fnrfl.kernels import convolution

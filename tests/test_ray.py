@@ -39,8 +39,7 @@ from fnrfl.core.options import NetworkOptions
 from fnrfl.core.types import LocalTask
 from fnrfl.engines.ray import actors as ray_actors
 from fnrfl.engines.ray import session as ray_session
-from fnrfl.engines.ray.actors import RayActors
-from fnrfl.engines.ray.messages import ActorTrainer, from_message, to_message
+from fnrfl.engines.ray.actors import ActorTrainer, RayActors, from_message, to_message
 from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes

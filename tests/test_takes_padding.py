@@ -14,9 +14,8 @@ from fnrfl.algorithms.moon import Moon
 from fnrfl.core.algorithm import Objective
 from fnrfl.core.net import Model, Net
 from fnrfl.data.batches import Pool
-from fnrfl.engines.padding import _is_as_without, takes_padding
 from fnrfl.engines.step_estimate import NO_ESTIMATE
-from fnrfl.engines.vectorised import Vectorised
+from fnrfl.engines.vectorised import Vectorised, _is_as_without, takes_padding
 from fnrfl.models import catalogue
 from mutants import mutants
 from test_padding import KEEP, Centred, OwnMean, asked, both
@@ -177,6 +176,6 @@ def test_padding_needs_no_knowledge_of_other_clients() -> None:
 
 
 MUTANTS = [
-    *mutants(_is_as_without, looks_where_it_begins=("MOVED * ...", "0 * ...")),
+    *mutants(_is_as_without, looks_where_it_begins=("PERTURBATION * ...", "0 * ...")),
     *mutants(Model.frozen, padding_in_frozen_models=("real=self.real", "real=None")),
 ]

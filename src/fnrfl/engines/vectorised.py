@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch.func import vmap
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step, run_steps
-from fnrfl.core.errors import gpu_out_of_memory
+from fnrfl.core.errors import gpu_out_of_memory, out_of_memory
+from fnrfl.core.net import Net
+from fnrfl.core.rng import generator
 from fnrfl.core.step import Carry, by_transform, ready_to_transform
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch
@@ -27,7 +30,6 @@ from fnrfl.engines.groups import (
     turns_of,
 )
 from fnrfl.engines.job import CLIENT_AXES, Fixed, Job, write_rows
-from fnrfl.engines.padding import TRIED_ROWS, can_be_tried_with, takes_padding
 from fnrfl.engines.recorder.programs import Program
 from fnrfl.engines.recorder.recorder import ProgramRequest, Recorder
 from fnrfl.engines.runner import Blame, Probing, Runner, stretches
@@ -227,3 +229,57 @@ def _plain_program(job: Job, worker: Worker) -> Program:
     """The vectorised step as it is, once for every turn."""
     step = _vectorised_step(job, worker)
     return lambda carry, fixed, batches: run_steps(step, carry, fixed, batches)
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+REAL_ROWS, TRIED_ROWS = 3, 5  # of the batch that is tried
+TOLERANCE = 1e-9  # a row that looks at the others changes by more, and rounding of float64 by less
+PERTURBATION = 0.1  # a random offset, so that layers that are initialised to 0 take part in the test
+
+
+def can_be_tried_with(x: Tensor) -> bool:
+    """Whether some examples can show if rows look at each other: there are enough, and they are not all alike."""
+    return len(x) >= TRIED_ROWS and not bool((x == x[:1]).all())
+
+
+def takes_padding(net: Net, x: Tensor) -> bool:
+    """Whether rows of padding change nothing else in a training pass of a net, and nothing that it remembers.
+
+    It is tried, with some examples: nobody can tell from a module whether its rows look at each other. A net that
+    cannot be tried takes none: its BatchNorm layers see other rows than those of the batch.
+    """
+    try:
+        return _is_as_without(_in_double_precision(net), x[:TRIED_ROWS].to(net.device))
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return False
+
+
+def _in_double_precision(net: Net) -> Net:
+    """The same net, in a precision in which a difference means something."""
+    other = net.copy()
+    other.module.double()
+    other.dtype, other.compute = torch.float64, None
+    return other
+
+
+def _is_as_without(net: Net, x: Tensor) -> bool:
+    """Whether a batch of three examples is the same with two rows of padding."""
+    real = torch.arange(TRIED_ROWS, device=net.device) < REAL_ROWS
+    params, buffers = net.flatten()
+    params += PERTURBATION * torch.rand(net.size, generator=generator(0, "padding"), dtype=net.dtype).to(net.device)
+    x = net.laid_out(x.to(net.dtype) if x.is_floating_point() else x)
+    with torch.no_grad():
+        short, after_short = net.apply(params, buffers, x[:REAL_ROWS], mode="updating")
+        padded, after_padded = net.apply(params, buffers, x, mode="updating", real=real.to(net.dtype))
+    outputs = [(getattr(short, f.name), getattr(padded, f.name)[:REAL_ROWS]) for f in fields(short)]
+    return all(map(_close, *zip(*outputs, *((after_short[k], after_padded[k]) for k in buffers), strict=True)))
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors differ by rounding alone."""
+    a, b = a.double(), b.double()
+    return bool((a - b).norm() <= TOLERANCE * (1 + a.norm()))

@@ -14,8 +14,7 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.ray.actors import RayActors
-from fnrfl.engines.ray.messages import Message, common_and_part, from_message, to_message
+from fnrfl.engines.ray.actors import Message, RayActors, common_and_part, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
 
 PARTS_PER_ACTOR = 16  # of a chunk, about: actors that are done early take another, and crowds share messages
