@@ -45,6 +45,7 @@ class Line:
     bytes_up: float = 0.0
     bytes_down: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    model_sha256: str = ""
 
     @property
     def bytes(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -167,3 +168,11 @@ def test_what_we_found_has_the_numbers_of_the_tables() -> None:
         part = next(part for part in shown[name].parts if part.key == ("resnet18", skews[skew], "accuracy"))
         values = [part.value(methods[method], column) for column in ("printed", "paper", "honest")]
         assert numbers == [f"{one.number.mean:.4f}" if one and one.number else "" for one in values]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_programs_in_the_findings_run(number: int, tmp_path: Path) -> None:
+    programs = [body for info, body in FENCE.findall(FINDINGS) if info == "python runnable"]
+    assert len(programs) == 3
+    (tmp_path / "program.py").write_text(programs[number], encoding="utf-8")
+    runpy.run_path(str(tmp_path / "program.py"))
