@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
@@ -32,12 +34,18 @@ def alone(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout  # of use to those who write alone
 
     path = lock_file(folder)
-    if os.path.lexists(path) and not (files.is_plain_file(path) and path.stat().st_nlink == 1):
-        raise ConfigError(f"{path} is not a plain file of its own, so it is not written to. Remove it.")
+    with suppress(FileNotFoundError):  # another process may remove it at any time
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise ConfigError(f"{path} is not a plain file of its own, so it is not written to. Remove it.")
+    held: AbstractContextManager[object] = nullcontext()
     try:
         held = FileLock(path).acquire(timeout=0)
     except Timeout:
         raise InUse(folder, _holder(path)) from None
+    except (OSError, NotImplementedError) as error:  # of a file system without locks, such as some network mounts
+        if getattr(error, "errno", None) not in (None, errno.ENOLCK, errno.ENOTSUP):
+            raise
     with held:
         path.write_text(f"{os.getpid()}\n")
         try:
@@ -55,7 +63,8 @@ def holder_of(folder: Path) -> str | None:
     if not files.is_plain_file(path):
         return None
     try:
-        FileLock(path).acquire(timeout=0).lock.release()
+        with FileLock(path).acquire(timeout=0), suppress(OSError):
+            os.unlink(path)  # of a process that was killed
     except Timeout:
         return _holder(path)
     except (OSError, NotImplementedError):  # a folder that is read alone, or a file system without locks
