@@ -363,8 +363,9 @@ def test_examples_run(page: str, folder: Path) -> None:
             runpy.run_path(str(script))
 
 
-def test_the_example_of_refined_drifts_runs(folder: Path) -> None:
-    runpy.run_path(str(ROOT / "examples" / "refined_drifts.py"), run_name="__main__")
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example_programs_run(path: Path, folder: Path) -> None:
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def test_every_python_block_is_run_or_compared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,29 @@ LONGEST = 60  # lines of a function
 MOST_COMPLEX = 15  # branches + 1
 
 TEXTS = files()
+
+ROOT = Path(__file__).parent.parent
+LINES = {  # at most so many in all; a number only falls, or its change says why it must rise
+    "src/fnrfl/**/*.py": 35_100,
+    "reproduction/*.py": 2_510,
+    "tests/**/*.py": 44_700,
+    "documents": 5_000,
+}
+MOST_MODULES = 245  # of the package
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md")
+GENERATED = {"docs/keys.md"}
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_the_whole_keeps_its_budget(what: str) -> None:
+    patterns = DOCUMENTS if what == "documents" else (what,)
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    counted = [path for path in paths if path.relative_to(ROOT).as_posix() not in GENERATED]
+    assert 0 < sum(len(path.read_text(encoding="utf-8").splitlines()) for path in counted) <= LINES[what]
+
+
+def test_the_package_has_few_modules() -> None:
+    assert 0 < len(TEXTS) <= MOST_MODULES
 
 
 def beyond(file: str) -> list[str]:

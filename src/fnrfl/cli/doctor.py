@@ -20,6 +20,7 @@ OPTIONAL = {  # package: (what Python calls it, what it is for)
     "matplotlib": ("matplotlib", "figures"),
     "jinja2": ("jinja2", "the report page"),
     "pillow": ("PIL", "folders of images, and one way to get cifar10"),
+    "pandas": ("pandas", "tables"),
     "tensorboard": ("tensorboard", "--log tensorboard"),
     "mlflow": ("mlflow", "--log mlflow"),
     "wandb": ("wandb", "--log wandb, offline"),
@@ -41,8 +42,8 @@ OUTBOUND = (
     ("flower: the federation itself", "from each SuperNode to the SuperLink; cannot be switched off: it is its purpose;"
         " on loopback with `fnrfl deploy up`"),
     ("ray: usage reports", "usage-stats.ray.io; off: fnrfl sets RAY_USAGE_STATS_ENABLED=0"),
-    ("ray: which cloud this is", "169.254.169.254, metadata.google.internal, by the dashboard's process; off: where "
-        "fnrfl starts Ray, it starts no such process. A cluster that you start with `ray start` asks."),
+    ("ray: which cloud this is", "169.254.169.254, metadata.google.internal, by the process of Ray's dashboard; cannot "
+        "be switched off: Ray always starts that process. It says nothing about you."),
     ("mlflow: telemetry", "config.mlflow-telemetry.io; off: fnrfl sets MLFLOW_DISABLE_TELEMETRY, DO_NOT_TRACK"),
     ("wandb: runs, machine facts, errors", "api.wandb.ai, sentry.io; off: fnrfl logs offline, without reports. `wandb "
         "sync` sends a run, if you type it."),

@@ -237,10 +237,10 @@ def _train(
             screen.print(title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
             with notices(screen, INFO), display(screen, leak, config) as shown:
-                from fnrfl.runs import run as runs  # seconds, with torch: the title is there before
+                from fnrfl.runs.run import resume, run  # seconds, with torch: the title is there before
 
                 options |= {"progress": shown.round, "phase": shown.phase}
-                result = runs.resume(run_dir, **options) if resumed else runs.run(config, out=run_dir, **options)
+                result = resume(run_dir, **options) if resumed else run(config, out=run_dir, **options)
     except Exception as error:
         if (out_of_memory(error) or from_system(error) is not None) and _way_on(run_dir, config):
             raise FnrflError(sentence(error, _way_on(run_dir, config))) from error

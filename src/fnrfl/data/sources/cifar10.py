@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.data.files import read_image
 from fnrfl.data.sources import fetching
 from fnrfl.data.sources.entry import Arrays, NamedDataset, cache_dir
 
@@ -80,6 +79,8 @@ def _read_package(tar: tarfile.TarFile) -> list[LabelledImages]:
 
 def images_in_rows(png: bytes) -> np.ndarray:
     """The 32 x 32 colour images of a PNG that holds one in each row of 1024 pixels, as [n, 3, 32, 32]."""
+    from fnrfl.data.files import read_image  # with torch, which `fnrfl data list` does without
+
     pixels = read_image(io.BytesIO(png))
     if pixels.shape[1:] != (1024, 3):
         raise ValueError(f"a PNG of shape {pixels.shape}, not rows of 1024 colour pixels")
