@@ -166,25 +166,17 @@ class GridNetwork(Network):
         that comes after it, and that is the reply to the request for which the next exchange waits.
         """
         begun = time.monotonic()
-        owed = dict(requests)
-        keys = {client: (self.labels[client], hashlib.sha256(one).digest()) for client, one in requests.items()}
+        owed = {client: (self.labels[client], hashlib.sha256(one).digest()) for client, one in requests.items()}
         sent = {one.key: one for one in self._under_way.values()}  # where a request went last
         while owed and (seconds is None or time.monotonic() < begun + seconds):
             alive = self._heard_from()
             replies = self._replies()
-            for client in [client for client in owed if keys[client] in replies]:
-                del owed[client]
-                yield client, replies[keys[client]]
-            to = {c: node for c in owed if (node := self._target(c, sent.get(keys[c]), alive)) is not None}
+            for client in [client for client, key in owed.items() if key in replies]:
+                yield client, replies[owed.pop(client)]
+            to = {c: node for c, key in owed.items() if (node := self._target(c, sent.get(key), alive)) is not None}
             if to:
-                messages = [self._message(packed(owed[client]), node, ASK) for client, node in to.items()]
-                self.carried["letters_down"] += sum(len(owed[client]) for client in to)
-                self.carried["flower_down"] += sum(map(weight, messages))
-                ids = self.grid.push_messages(messages)
-                sendings = [Sending(node, keys[client]) for client, node in to.items()]
-                self._under_way |= {one: sending for one, sending in zip(ids, sendings, strict=True) if one}
-                sent |= {sending.key: sending for sending in sendings}
-            self._ask_who([sent.get(keys[client]) for client in owed])
+                sent |= self._send([(node, owed[client], requests[client]) for client, node in to.items()])
+            self._ask_who([sent.get(key) for key in owed.values()])
             if owed:
                 time.sleep(min(SLOWEST_POLL, max(POLL_SECONDS, (time.monotonic() - begun) / 20)))
 
@@ -198,6 +190,16 @@ class GridNetwork(Network):
         if node is None or last is None or last.node != node:
             return node
         return node if alive.get(node, 0.0) > last.when else None
+
+    def _send(self, letters: Sequence[tuple[int, Key, bytes]]) -> dict[Key, Sending]:
+        """Send requests to nodes; return where each went, by its key, also if Flower did not take it."""
+        messages = [self._message(packed(letter), node, ASK) for node, _, letter in letters]
+        self.carried["letters_down"] += sum(len(letter) for _, _, letter in letters)
+        self.carried["flower_down"] += sum(map(weight, messages))
+        ids = self.grid.push_messages(messages)
+        sendings = [Sending(node, key) for node, key, _ in letters]
+        self._under_way |= {one: sending for one, sending in zip(ids, sendings, strict=True) if one}
+        return {sending.key: sending for sending in sendings}
 
     def _replies(self) -> dict[Key, bytes | str]:
         """Return replies that have come, by the request's key; of copies of a request, one that was answered counts.
