@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
@@ -51,28 +51,33 @@ def of_their_grids(found: Sequence[Path], asked: Sequence[Path], failed: Set[Pat
     Returns the runs that stay, and sentences about the others, and about runs of a grid that are not there; the page
     has the errors of those that `failed`.
     """
-    given, grids = set(map(Path, asked)), dict[Path, dict[str, Config]]()
-    members, told = [], []
-    for run in found:
-        around = [] if run in given else [folder for folder in run.parents if any(map(folder.is_relative_to, given))]
-        for folder in around:
-            if folder not in grids:
-                grids[folder] = _grid(folder / "grid.json")
-        if all(not grids[folder] or run.relative_to(folder).parts[0] in grids[folder] for folder in around):
-            members.append(run)
-        else:
-            told.append(f"{run} is not a run of the comparison around it: its grid.json has none. It is left out.")
-    for folder, grid in grids.items():
-        gone = [name for name in grid if not (folder / name).exists() and folder / name not in failed]
-        if gone:
-            more = " and others" if len(gone) > MISSING_SHOWN else ""
-            told.append(
-                f"{folder} lacks {counted(len(gone), 'run')} of its grid: {', '.join(gone[:MISSING_SHOWN])}{more}. The "
-                "page is of those that are there. Repeat the comparison with the same --out to have all."
-            )
+    given = set(map(Path, asked))
+    nested = [run for run in found if run not in given]
+    around = dict.fromkeys(folder for run in nested for folder in run.parents if any(map(folder.is_relative_to, given)))
+    grids = {folder: grid for folder in around if (grid := _grid(folder / "grid.json"))}
+    stray = dict.fromkeys(run for run in nested if _is_stray(run, grids))
+    told = [f"{run} is not a run of the comparison around it: its grid.json has none. It is left out." for run in stray]
+    told += _lacking(grids, failed)
+    members = [run for run in found if run not in stray]
     if not members:
         raise ConfigError(f"There is no run to report on. {' '.join(told)}")
     return members, told
+
+
+def _is_stray(run: Path, grids: Mapping[Path, Mapping[str, Config]]) -> bool:
+    """Tell whether a run lies in the folder of a grid, and in none of the grid's runs."""
+    return any(folder in grids and run.relative_to(folder).parts[0] not in grids[folder] for folder in run.parents)
+
+
+def _lacking(grids: Mapping[Path, Mapping[str, Config]], failed: Set[Path]) -> Iterator[str]:
+    """Say which runs of each grid are neither there nor among those that failed."""
+    for folder, grid in grids.items():
+        if gone := [name for name in grid if not (folder / name).exists() and folder / name not in failed]:
+            more = " and others" if len(gone) > MISSING_SHOWN else ""
+            yield (
+                f"{folder} lacks {counted(len(gone), 'run')} of its grid: {', '.join(gone[:MISSING_SHOWN])}{more}. The "
+                "page is of those that are there. Repeat the comparison with the same --out to have all."
+            )
 
 
 def check_grid_folder(folder: Path, runs: Sequence[Origin]) -> None:

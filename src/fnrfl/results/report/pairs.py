@@ -50,6 +50,17 @@ class LinePair:
         return self.verdict == "holds"
 
     @property
+    def outcome(self) -> str:
+        """Tell whether the one is "ahead of" the other or "behind" it, or the "same" as far as runs can show."""
+        if self.found is None or not self.holds:
+            return "same"
+        return "ahead of" if self.one.metric.gain(self.found.mean) > 0 else "behind"
+
+    def partner(self, line: LineGroup) -> LineGroup:
+        """Return the line with which one of the two is compared."""
+        return self.one if self.other is line else self.other
+
+    @property
     def verdict(self) -> str:
         """Whether the difference is more than luck: a key of `VERDICTS`."""
         found = self.found

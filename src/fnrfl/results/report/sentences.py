@@ -126,12 +126,16 @@ def _about(lines: Sequence[LineGroup]) -> list[str]:
     told.append(_spread(first) + _next(first, methods) + _controls_above(first, order))
     if len(pairs) > 1:
         told.append(_comparisons(pairs))
-    judged = [pair.one for pair in pairs if pair.why == "control"]
-    penalised = [group for group in lines if group.runs[0].refines and group.config["fnr.weight"] != 0]
-    if alone := [group.label for group in penalised if not any(group is one for one in judged)]:
+    return told + _unproven(lines, pairs)
+
+
+def _unproven(lines: Sequence[LineGroup], pairs: Sequence[LinePair]) -> list[str]:
+    """Name the lines whose penalty was compared with no control, and those that have learned nothing."""
+    told, judged = [], [pair.one for pair in pairs if pair.why == "control"]
+    if alone := [group.label for group in lines if group.config.get("fnr.weight") and group not in judged]:
         told.append(say("no control", names=named(alone)))
     weak = [group.label for group in lines if _mean(group) <= mean([best_guess(run) for run in group.runs])]
-    if weak and first.metric.name == "accuracy":
+    if weak and lines[0].metric.name == "accuracy":
         told.append(say("guess", guess=percent(best_guess(lines[0].runs[0])), names=named(weak)))
     return told
 
@@ -150,7 +154,7 @@ def _lead(first: LineGroup, methods: Sequence[LineGroup], lines: Sequence[LineGr
     if first.leaks:
         return say("leak", **said)
     pairs, compared = against_all(first, others, lines)
-    close = [(pair.one if pair.other is first else pair.other).label for pair in pairs if not pair.holds]
+    close = [pair.partner(first).label for pair in pairs if not pair.holds]
     if not close:
         return say("best", **said)
     than = named(close)
@@ -189,10 +193,8 @@ def _comparisons(pairs: Sequence[LinePair]) -> str:
     parts = []
     for why in ("baseline", "plain", "control"):
         mine = [pair for pair in pairs if pair.why == why]
-        gains = [(p.one.label, p.one.metric.gain(p.found.mean)) for p in mine if p.holds and p.found is not None]
-        ahead, behind = [label for label, by in gains if by > 0], [label for label, by in gains if by < 0]
-        said = [say(key, names=named(labels)) for key, labels in (("ahead of", ahead), ("behind", behind)) if labels]
-        said += [say("same", count=len(mine) - len(gains))] if len(mine) > len(gains) else []
+        lines = {key: [p.one.label for p in mine if p.outcome == key] for key in ("ahead of", "behind", "same")}
+        said = [say(key, names=named(labels), count=len(labels)) for key, labels in lines.items() if labels]
         if mine:
             parts.append(f"{say(why, other=mine[0].other.label)}: {', '.join(said)}")
     return say("compared", comparisons=counted(tested, "comparison"), parts="; ".join(parts))
