@@ -480,6 +480,8 @@ def test_the_penalty_is_judged_against_its_control(tmp_path: Path) -> None:
     assert "Nothing can be said about the penalty itself in fedavg + FNR" in told(*bare, *fnr)
     text = told(*bare, *fnr, *seeds(tmp_path, "control", [0.60, 0.61, 0.62], fnr={"weight": 0.0}))
     assert "the penalty against weight 0: 1 not to be told apart" in text and "Nothing can be said" not in text
+    control = seeds(tmp_path, "alone", [0.60, 0.61, 0.62], fnr={"weight": 0.0})
+    assert "Nothing can be said" not in told(*control, *fnr)  # where the control comes first
 
 
 def test_fnr_around_many_methods_is_summed_up(tmp_path: Path) -> None:

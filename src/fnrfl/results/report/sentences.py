@@ -11,7 +11,7 @@ from typing import Any
 from fnrfl.core.words import counted
 from fnrfl.results.report.groups import LineGroup, Panel, shared_method
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
-from fnrfl.results.report.pairs import VERDICTS, LinePair, against_all, is_control_line, line_pairs, ranked
+from fnrfl.results.report.pairs import VERDICTS, LinePair, against_all, control, is_control_line, line_pairs, ranked
 from fnrfl.results.report.references import best_guess
 from fnrfl.results.statistics import mean
 
@@ -126,13 +126,13 @@ def _about(lines: Sequence[LineGroup]) -> list[str]:
     told.append(_spread(first) + _next(first, methods) + _controls_above(first, order))
     if len(pairs) > 1:
         told.append(_comparisons(pairs))
-    return told + _unproven(lines, pairs)
+    return told + _unproven(lines)
 
 
-def _unproven(lines: Sequence[LineGroup], pairs: Sequence[LinePair]) -> list[str]:
+def _unproven(lines: Sequence[LineGroup]) -> list[str]:
     """Name the lines whose penalty was compared with no control, and those that have learned nothing."""
-    told, judged = [], [pair.one for pair in pairs if pair.why == "control"]
-    if alone := [group.label for group in lines if group.config.get("fnr.weight") and group not in judged]:
+    told, controlled = [], control(lines)
+    if alone := [group.label for group in lines if group.config.get("fnr.weight") and id(group) not in controlled]:
         told.append(say("no control", names=named(alone)))
     weak = [group.label for group in lines if _mean(group) <= mean([best_guess(run) for run in group.runs])]
     if weak and lines[0].metric.name == "accuracy":
