@@ -133,6 +133,18 @@ def test_predictions_replace_a_file_only_if_that_is_asked_for(here: Path) -> Non
     assert Path("notes.txt").read_text().count("\n") > 100
 
 
+def test_predictions_go_into_a_device(here: Path) -> None:
+    try:
+        os.mknod("null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        with open("null", "wb"):
+            pass
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"no device can be made here ({error})")
+    for more in ((), ("--overwrite",)):
+        assert command("predict", "run", "digits", "-o", "null", *more).exit_code == 0
+        assert stat.S_ISCHR(os.lstat("null").st_mode)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("more", [(), ("--overwrite",)])
