@@ -21,7 +21,10 @@ PAGES = (
     "*.md", "docs/**/*.md", "results/*/README.md", "reproduction/*.md", "reproduction/results/*.md",
     "src/fnrfl/data/files/README.md",
 )  # fmt: skip
-FILES = ("docs/images/*", "docs/tutorial.ipynb", "LICENSE", "CITATION.cff")
+FILES = (
+    "docs/images/*", "docs/tutorial.ipynb", "LICENSE", "CITATION.cff", "examples/*.py",
+    "src/fnrfl/algorithms/fedavg.py",
+)  # fmt: skip
 MOVED = {"README.md": "index.md", "docs/tutorial.ipynb": "docs/tutorial.md"}  # pages with another name in the site
 
 CONTENTS = {
