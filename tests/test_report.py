@@ -463,7 +463,7 @@ def test_at_most_four_sentences_say_that_nothing_can_be_told_apart(tmp_path: Pat
     ("first", "second", "said"),
     [
         ([0.70, 0.72, 0.71], [0.50, 0.51, 0.52], "scaffold came out best, with 71.0 % test accuracy after 3 rounds."),
-        ([0.70, 0.72, 0.71], [0.50, 0.51, 0.52], "20.0 points behind: yes, after correction (95 % interval +"),
+        ([0.70, 0.72, 0.71], [0.50, 0.51, 0.52], "20.0 points behind: it holds after correction (95 % interval +"),
         ([0.62, 0.52, 0.57], [0.50, 0.60, 0.55], "do not show that it is better than fedavg."),
         ([0.62, 0.52, 0.57], [0.50, 0.60, 0.55], "cannot be told apart (95 % interval −"),
         ([0.9], [0.5], "40.0 points behind: one seed: cannot be told."),
@@ -651,7 +651,7 @@ def test_differences_are_paired_and_compared_within_a_setting(four: list[Path], 
         ["scaffold + FNR", "fedavg"],
         ["scaffold + FNR", "scaffold"],
     ]
-    assert rows[1][2] == "+6.1" and rows[1][6:] == ["3", "yes, after correction"]
+    assert rows[1][2] == "+6.1" and rows[1][6:] == ["3", "it holds after correction"]
 
 
 # -- leaks ------------------------------------------------------------------------------------------------------------

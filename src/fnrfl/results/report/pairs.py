@@ -76,7 +76,7 @@ class LinePair:
 
 
 VERDICTS = {
-    "holds": "yes, after correction",
+    "holds": "it holds after correction",
     "alone": "by its interval alone",
     "same": "cannot be told apart",
     "equal": "no difference",
