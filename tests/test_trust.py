@@ -211,7 +211,8 @@ def test_other_words_ask(change: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("file", ["nets.py", "pack/__init__.py", "pack/inner/nets.py"])
-def test_changed_code_asks(file: str, folder: Path) -> None:
+@pytest.mark.parametrize("later", [new_process, lambda: None], ids=["a new process", "the same process"])
+def test_changed_code_asks(later: Callable[[], None], file: str, folder: Path) -> None:
     (folder / "pack" / "inner").mkdir(parents=True)
     (folder / file).write_text(NETS)
     recipe = RECIPE.replace("nets:", file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") + ":")
@@ -219,7 +220,7 @@ def test_changed_code_asks(file: str, folder: Path) -> None:
     config.loads(recipe)
     with (folder / file).open("a") as code:
         code.write("y = 2\n")
-    new_process()
+    later()
     with pytest.raises(ConfigError, match=r"would run code: .*\. If you trust it, give --trust"):
         config.loads(recipe)
     assert config.loads(recipe, trust=True) == config.loads(recipe)
