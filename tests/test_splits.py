@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
 from fnrfl.data.datasets import Dataset, Part, load, object_source
-from fnrfl.data.partition.holdout import Carved, carve
-from fnrfl.data.partition.views import Splits, refuse_overlap
+from fnrfl.data.partition.holdout import Carved, carve, share_out
+from fnrfl.data.partition.views import Splits, num_shared
 from fnrfl.data.sources import available
 
 PARTS = ("public", "ranking", "distill", "validation", "rest")
@@ -31,6 +31,12 @@ def toy_carve(labels: np.ndarray, **changes: float) -> Carved:
     chosen: dict[str, float] = {"public": 0.2, "ranking": 0.25, "distill": 0.0, "validation": 0.1, "seed": 0, **changes}
     seed = int(chosen.pop("seed"))
     return carve(labels, seed=seed, num_classes=5, **chosen)
+
+
+def parts_of(carved: Carved) -> dict[str, np.ndarray]:
+    """The positions of every part by name."""
+    shared = share_out(carved.public, carved.ranking, carved.distill)
+    return dict(zip(PARTS, (*shared, carved.validation, carved.rest), strict=True))
 
 
 def toy_dataset(n: int = 200, classes: tuple[str, ...] | None = None, seed: int = 0) -> Dataset:
@@ -70,70 +76,48 @@ def test_every_example_is_in_exactly_one_part_or_the_request_is_refused(
     y = np.array(labels)
     wanted = {"public": public, "validation": validation, "ranking": ranking, "distill": distill}
     try:
-        carved = toy_carve(y, seed=seed, **wanted)
+        parts = parts_of(toy_carve(y, seed=seed, **wanted))
     except ConfigError as error:
         names = ("public.size", "validation.size") if "training examples" in str(error) else ("ranking", "distill")
         assert any(f"{name} = " in str(error) for name in names)
         return
-    own = [getattr(carved, name) for name in PARTS if ranking or name != "ranking"]
+    own = [held for name, held in parts.items() if ranking or name != "ranking"]
     assert np.array_equal(np.sort(np.concatenate(own)), np.arange(len(y)))
     sizes = {name: round(size * len(y)) if size < 1 else size for name, size in wanted.items()}
-    assert len(carved.validation) == sizes["validation"]
-    taken = [carved.public, carved.distill] + [carved.ranking] * bool(ranking)
+    assert len(parts["validation"]) == sizes["validation"]
+    taken = [parts["public"], parts["distill"]] + [parts["ranking"]] * bool(ranking)
     assert sum(map(len, taken)) == sizes["public"]
     if sizes["public"]:
-        assert (len(carved.distill) > 0) == (distill > 0)
-        assert len(carved.public) > 0 or ranking + distill == 1
+        assert (len(parts["distill"]) > 0) == (distill > 0)
+        assert len(parts["public"]) > 0 or ranking + distill == 1
     if not ranking:
-        assert np.array_equal(carved.ranking, carved.public)
+        assert np.array_equal(parts["ranking"], parts["public"])
 
 
-def test_parts_are_stratified_exactly_where_the_numbers_divide() -> None:
+def test_parts_are_stratified() -> None:
     y = numpy_generator(0, "shuffle").permutation(np.repeat(np.arange(10), 100))
     carved = carve(y, public=0.1, ranking=0.2, distill=0.3, validation=50, seed=1, num_classes=10)
-    counts = {name: np.bincount(y[getattr(carved, name)], minlength=10).tolist() for name in PARTS}
-    assert counts == {
-        "public": [5] * 10,
-        "ranking": [2] * 10,
-        "distill": [3] * 10,
-        "validation": [5] * 10,
-        "rest": [85] * 10,
-    }
+    counts = {name: np.bincount(y[held], minlength=10).tolist() for name, held in parts_of(carved).items()}
+    assert counts == {name: [n] * 10 for name, n in zip(PARTS, (5, 2, 3, 5, 85), strict=True)}
+    y = toy_labels(1000)  # uneven classes keep their shares up to rounding
+    for held in parts_of(toy_carve(y, public=0.3, ranking=0.4, distill=0.2)).values():
+        assert np.abs(np.bincount(y[held], minlength=5) - np.bincount(y) / len(y) * len(held)).max() <= 3
 
 
-def test_uneven_classes_keep_their_shares_up_to_rounding() -> None:
-    y = toy_labels(1000)
-    carved = toy_carve(y, public=0.3, ranking=0.4, distill=0.2)
-    share = np.bincount(y) / len(y)
-    for name in PARTS:
-        part = y[getattr(carved, name)]
-        assert np.abs(np.bincount(part, minlength=5) - share * len(part)).max() <= 3
-
-
-def test_validation_and_public_data_do_not_depend_on_each_other() -> None:
+def test_no_part_depends_on_another_and_a_larger_one_contains_a_smaller() -> None:
     y = toy_labels()
-    base = toy_carve(y)
-    assert np.array_equal(base.validation, toy_carve(y, public=0.4, ranking=0.5, distill=0.3).validation)
-    assert np.array_equal(base.public, toy_carve(y, validation=30).public)
-    assert np.array_equal(base.ranking, toy_carve(y, distill=0.5).ranking)
-
-
-def test_a_larger_set_contains_a_smaller_one() -> None:
-    y = toy_labels()
+    base = parts_of(toy_carve(y))
+    for name, changes in {
+        "validation": {"public": 0.4, "ranking": 0.5, "distill": 0.3},
+        "public": {"validation": 30},
+        "ranking": {"distill": 0.5},
+    }.items():
+        assert np.array_equal(base[name], parts_of(toy_carve(y, **changes))[name])
+    assert not np.array_equal(base["public"], parts_of(toy_carve(y, seed=4))["public"])
     small, large = toy_carve(y, public=20, ranking=0, validation=10), toy_carve(y, public=60, ranking=0, validation=40)
     assert set(small.public) < set(large.public) and set(small.validation) < set(large.validation)
-
-
-def test_the_draw_follows_the_seed_and_nothing_else() -> None:
-    y = toy_labels()
-    assert np.array_equal(toy_carve(y, seed=3).public, toy_carve(y, seed=3).public)
-    assert not np.array_equal(toy_carve(y, seed=3).public, toy_carve(y, seed=4).public)
-
-
-def test_nothing_set_aside_leaves_the_training_set_in_order() -> None:
-    carved = toy_carve(toy_labels(), public=0, validation=0)
-    assert np.array_equal(carved.rest, np.arange(200))
-    assert not len(carved.public) + len(carved.ranking) + len(carved.distill) + len(carved.validation)
+    bare = parts_of(toy_carve(y, public=0, validation=0))
+    assert np.array_equal(bare.pop("rest"), np.arange(200)) and not any(map(len, bare.values()))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +138,9 @@ def test_nothing_set_aside_leaves_the_training_set_in_order() -> None:
         ({"public": 1, "ranking": 0.5, "distill": 0.5}, "1 public example cannot be shared out"),
     ],
 )
-def test_sizes_that_cannot_be_met_are_refused_by_name(changes: dict[str, float], sentence: str) -> None:
+def test_sizes_that_cannot_be_met_are_refused(changes: dict[str, float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        toy_carve(toy_labels(), **changes)
+        parts_of(toy_carve(toy_labels(), **changes))
 
 
 # -- putting together --------------------------------------------------------------------------------------------------
@@ -166,10 +150,11 @@ def test_splits_hold_what_was_carved_and_partitioned() -> None:
     dataset, carved = toy_dataset(), toy_carve(toy_labels(250)[:200], distill=0.25)
     splits = toy_splits(dataset, carved)
     assert torch.cat([*splits.clients]).tolist() == carved.rest.tolist()
+    positions = {name: torch.from_numpy(held) for name, held in parts_of(carved).items()}
     for name in ("public", "ranking", "validation"):
-        part, index = getattr(splits, name), torch.from_numpy(getattr(carved, name))
+        part, index = getattr(splits, name), positions[name]
         assert torch.equal(part.x, dataset.train.x[index]) and torch.equal(part.y, dataset.train.y[index])
-    assert torch.equal(splits.distill.x, dataset.train.x[torch.from_numpy(carved.distill)])
+    assert torch.equal(splits.distill.x, dataset.train.x[positions["distill"]])
     assert splits.distill.y.tolist() == [-1] * 10, "examples to distil from are used without labels"
     assert splits.train is dataset.train and splits.test is dataset.test and splits.num_classes == 5
 
@@ -203,11 +188,8 @@ def test_a_client_that_holds_what_was_set_aside_is_refused(name: str) -> None:
     dataset = toy_dataset()
     carved = toy_carve(dataset.train.y.numpy(), distill=0.25)
     rest = carved.rest.copy()
-    rest[0] = getattr(carved, name)[0]
-    with pytest.raises(
-        CompatibilityError,
-        match="and client 0 hold .* 1 example in all; all parts must be disjoint",
-    ):
+    rest[0] = parts_of(carved)[name][0]
+    with pytest.raises(CompatibilityError, match="and client 0 hold .* 1 example in all"):
         toy_splits(dataset, replace(carved, rest=rest))
 
 
@@ -246,14 +228,12 @@ def bare(dataset: Dataset, **changes: float) -> Carved:
     return toy_carve(dataset.train.y.numpy(), public=0, **changes)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["data set", "part"])
-def test_public_data_from_elsewhere_is_shared_out_whole(whole: bool) -> None:
+def test_public_data_from_elsewhere_is_shared_out_whole() -> None:
     dataset, other = toy_dataset(), outside()
-    pool = Part(torch.cat([other.train.x, other.test.x]), torch.cat([other.train.y, other.test.y]))
-    splits = toy_splits(dataset, bare(dataset, ranking=0.25, distill=0.25), public=other if whole else pool)
+    splits = toy_splits(dataset, bare(dataset, ranking=0.25, distill=0.25), public=other)
     assert [len(part) for part in (splits.public, splits.ranking, splits.distill)] == [20, 10, 10]
-    assert rows(splits.public) | rows(splits.ranking) | rows(splits.distill) == rows(pool)
-    assert labels_by_row(splits.public).items() < labels_by_row(pool).items()
+    assert rows(splits.public) | rows(splits.ranking) | rows(splits.distill) == rows(other.train) | rows(other.test)
+    assert labels_by_row(splits.public).items() < (labels_by_row(other.train) | labels_by_row(other.test)).items()
     assert sum(map(len, splits.clients)) == 180
 
 
@@ -287,40 +267,35 @@ def test_public_data_that_is_already_known_is_refused_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "sentence"),
+    ("x", "sentence"),
     [
-        (Part(torch.zeros(9, 1, 4, 5, dtype=torch.uint8), torch.zeros(9).long()), r"uint8\[1, 4, 5\] and dataset toy"),
-        (
-            Part(torch.zeros(9, 1, 4, 4), torch.zeros(9).long()),
-            r"float32\[1, 4, 4\] and dataset toy of uint8\[1, 4, 4\]",
-        ),
-        (Part(torch.zeros(9, 1, 4, 4, dtype=torch.uint8), torch.full((9,), 5)), "labels from 5 to 5; .* has 5 classes"),
+        (torch.zeros(9, 1, 4, 5, dtype=torch.uint8), r"uint8\[1, 4, 5\] and dataset toy"),
+        (torch.zeros(9, 1, 4, 4), r"float32\[1, 4, 4\] and dataset toy of uint8\[1, 4, 4\]"),
     ],
 )
-def test_public_data_of_another_kind_is_refused(part: Part, sentence: str) -> None:
+def test_public_data_of_another_kind_is_refused(x: torch.Tensor, sentence: str) -> None:
     dataset = toy_dataset()
     with pytest.raises(CompatibilityError, match=sentence):
-        toy_splits(dataset, bare(dataset), public=part)
+        toy_splits(dataset, bare(dataset), public=with_inputs(dataset, x))
 
 
-def test_features_are_compared_in_one_precision() -> None:
-    x, y = numpy_generator(0, "x").normal(size=(60, 3)), np.arange(60) % 2
-    dataset = object_source((x[:40].astype(np.float32), y[:40], x[40:].astype(np.float32), y[40:]), "table").dataset()
-    with pytest.raises(CompatibilityError, match="5 that are also in the training set"):
-        toy_splits(dataset, bare(dataset), public=Part(torch.from_numpy(x[:5]), torch.from_numpy(y[:5])))
+def with_inputs(dataset: Dataset, x: torch.Tensor) -> Dataset:
+    """A data set of these inputs, none of them to test, with the first labels."""
+    return replace(dataset, train=Part(x, dataset.train.y[: len(x)]), test=Part(x[:0], dataset.test.y[:0]))
 
 
-def test_features_of_a_finer_type_are_compared_in_the_coarser_one() -> None:
+@pytest.mark.parametrize("single", [True, False])
+def test_features_are_compared_in_the_coarser_type(single: bool) -> None:
     x, y = numpy_generator(0, "x").normal(size=(60, 3)), np.arange(60) % 2
     x[:, 0] = 0.0
-    dataset = object_source((x[:40], y[:40], x[40:], y[40:]), "table").dataset()
+    own = x.astype(np.float32) if single else x
+    dataset = object_source((own[:40], y[:40], own[40:], y[40:]), "table").dataset()
     exact, minus_zero = torch.from_numpy(x[:5]), torch.tensor([-1.0, 1.0, 1.0])
-    known = exact.float()
-    for public in (known, known * minus_zero, exact * minus_zero):
+    for public in (exact, exact.float(), exact.float() * minus_zero, exact * minus_zero):
         with pytest.raises(CompatibilityError, match="5 that are also in the training set"):
-            toy_splits(dataset, bare(dataset), public=Part(public, torch.from_numpy(y[:5])))
-    other = toy_splits(dataset, bare(dataset), public=Part(known + 1, torch.from_numpy(y[:5])))
-    assert other.public.x.dtype == torch.float64
+            toy_splits(dataset, bare(dataset), public=with_inputs(dataset, public))
+    other = toy_splits(dataset, bare(dataset), public=with_inputs(dataset, exact.float() + 1))
+    assert other.public.x.dtype == dataset.train.x.dtype
 
 
 # -- the leak ----------------------------------------------------------------------------------------------------------
@@ -345,19 +320,8 @@ def test_under_the_leak_the_whole_test_set_is_public(source: str | None, share: 
     assert rows(splits.public) | rows(splits.ranking) == rows(dataset.test)
 
 
-# -- the real data -----------------------------------------------------------------------------------------------------
-
-HERE = [
-    pytest.param(
-        entry.name,
-        marks=[] if entry.found else pytest.mark.skip(reason=f"{entry.name} is not on this machine. {entry.how}"),
-    )
-    for entry in available()
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", [entry.name for entry in available() if entry.found])
 def test_the_honest_default_is_disjoint_in_content_too(name: str) -> None:
     dataset = load(name)
     y = dataset.train.y.numpy()
@@ -365,4 +329,4 @@ def test_the_honest_default_is_disjoint_in_content_too(name: str) -> None:
     splits = toy_splits(dataset, carved)
     clients = dataset.train.take(torch.cat([*splits.clients]))
     for part in (splits.public, splits.ranking, splits.validation):
-        refuse_overlap(part, {"the clients' data": clients, "the test set": dataset.test})
+        assert num_shared(part.x, clients.x) == num_shared(part.x, dataset.test.x) == 0

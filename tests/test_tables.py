@@ -104,7 +104,7 @@ def test_columns_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path, readin
 
 def test_a_row_that_nobody_holds_and_keys_of_tables_without_one_are_refused(tmp_path: Path) -> None:
     held = hospitals(4) | {"hospital": ["H0", " ", "H1", "H1"]}
-    with pytest.raises(ConfigError, match="line 3 of .* has nothing in column 'hospital'"):
+    with pytest.raises(ConfigError, match="line 3 of .* has '' in column 'hospital'"):
         read_source(write(tmp_path / "t.csv", held), reading=KEYS)
     with pytest.raises(ConfigError, match="names a column of a table, and dataset = 'digits' is no table"):
         read_source("digits", reading=Reading(label="y"))
@@ -139,7 +139,7 @@ def test_columns_without_a_name_are_nobodys_and_no_inputs(tmp_path: Path, monkey
         np.testing.assert_array_equal(raw.parts[""].x, plain.parts[""].x)
         np.testing.assert_array_equal(raw.parts[""].y, plain.parts[""].y)
     assert plain.notices == commas.notices == ()
-    assert frame.notices == ("A column without a name (the first) of frame.csv is left out: it numbers rows.",)
+    assert frame.notices == ("A column without a name (number 1) of frame.csv is left out: it numbers rows.",)
     with pytest.raises(ConfigError, match="frame.csv .*client"):
         load("frame.csv", by_client=True)
     for one in ("plain.csv", "frame.csv"):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,7 +24,12 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats
 from fnrfl.core.words import did_you_mean
 
-_ALPHA_RULE = "between 1e-06 and 1000000, where smaller means more skew"
+LIMITS = {  # of arguments: the least, the most, and both in words
+    "alpha": (1e-6, 1e6, "between 1e-06 and 1000000, where smaller means more skew"),
+    "k": (1, math.inf, "at least 1"),
+    "min": (1, math.inf, "at least 1"),
+    "sigma": (0, math.inf, "a standard deviation, 0 or more"),
+}
 NIID_RULE = "NIID-Bench takes alpha or k alone; it always balances label skew and asks for 10 examples per client."
 
 
@@ -35,17 +39,18 @@ class Term:
 
     name: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        for key in (field.name for field in fields(self) if field.name in LIMITS):
+            (least, most, rule), value = LIMITS[key], getattr(self, key)
+            if not least <= value <= most:
+                raise ConfigError(f"{self.name}: {key} is {as_typed(value)}; it must be {rule}.")
+
     def __str__(self) -> str:
         arguments = []
-        for index, field in enumerate(fields(self)):
-            value = getattr(self, field.name)
-            if field.default is MISSING or value != field.default:
-                arguments.append(as_typed(value) if index == 0 else f"{field.name}={as_typed(value)}")
+        for at, field in enumerate(fields(self)):
+            if (value := getattr(self, field.name)) != field.default:
+                arguments.append(f"{field.name}={as_typed(value)}" if at else as_typed(value))
         return f"{self.name}({', '.join(arguments)})" if arguments else self.name
-
-    def _require(self, holds: bool, key: str, rule: str) -> None:
-        if not holds:
-            raise ConfigError(f"{self.name}: {key} is {as_typed(getattr(self, key))}; it must be {rule}.")
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,6 @@ class LabelDirichlet(Term):
     balance: bool = False
     min: int = 10
 
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
-        self._require(self.min >= 1, "min", "at least 1")
-
 
 @dataclass(frozen=True)
 class LabelClasses(Term):
@@ -78,9 +79,6 @@ class LabelClasses(Term):
 
     name: ClassVar[str] = "label-classes"
     k: int
-
-    def __post_init__(self) -> None:
-        self._require(self.k >= 1, "k", "at least 1")
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,6 @@ class QuantityDirichlet(Term):
     name: ClassVar[str] = "quantity-dirichlet"
     alpha: float
     min: int = 10
-
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
-        self._require(self.min >= 1, "min", "at least 1")
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,6 @@ class NiidMixed(Term):
 
     name: ClassVar[str] = "niid-mixed"
     alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        self._require(1e-6 <= self.alpha <= 1e6, "alpha", _ALPHA_RULE)
 
 
 @dataclass(frozen=True)
@@ -129,9 +120,6 @@ class FeatureNoise(Term):
     kind: Literal["level", "mask"] = "level"
     mean: float = 0.0
     redraw: bool = True
-
-    def __post_init__(self) -> None:
-        self._require(self.sigma >= 0, "sigma", "a standard deviation, 0 or more")
 
     def levels(self, clients: int) -> Floats:
         """The standard deviation of each client's noise, [clients]."""
@@ -220,7 +208,7 @@ NIID_BENCH_NAMES = {
     "iid-diff-quantity": "niid(quantity-dirichlet(BETA))",
 }  # fmt: skip  # what its --partition can be
 SAVED = ".json"  # how the name of a file with a split ends
-_TOKEN = re.compile(r"\s*([A-Za-z][\w-]*|-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[()+,=])")
+_TERM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\(((?:[^()]|\([^()]*\))*)\)\s*)?")
 
 
 def parse(text: str) -> Scenario:
@@ -231,7 +219,10 @@ def parse(text: str) -> Scenario:
     """
     if text.strip().lower().endswith(SAVED):
         return Scenario(SavedSplit(text.strip()))
-    return _Parser(text).scenario()
+    try:
+        return _joined(_terms(text))
+    except ConfigError as error:
+        raise ConfigError(f"Scenario {text!r}: {error}") from None
 
 
 def describe() -> dict[str, str]:
@@ -256,152 +247,95 @@ def _first_sentence(term: type) -> str:
     return (term.__doc__ or "").split("\n", 1)[0]
 
 
-class _Parser:
-    """Reads  scenario := term ("+" term)*,  term := "niid(" scenario ")" | name ["(" argument ("," argument)* ")"]."""
+def _terms(text: str) -> list[Term | Niid]:
+    """Read terms that are joined by +."""
+    found, at = list[Term | Niid](), 0
+    while True:
+        here = f"where {text[at:].strip()!r} stands" if text[at:].strip() else "at the end"
+        if (match := _TERM.match(text, at)) is None:
+            raise ConfigError(f"the name of a scenario was expected {here}.")
+        name, inside, at = match[1], match[2] or "", match.end()
+        if text[at : at + 1] not in ("", "+"):
+            raise ConfigError(f"{text[at:]!r} was not expected; scenarios are joined by +, and brackets are closed.")
+        found.append(_niid(inside) if name == "niid" else _term(name, inside))
+        if at == len(text):
+            return found
+        at += 1
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = list(self._tokens(text))
-        self.at = 0
 
-    def scenario(self) -> Scenario:
-        terms = self._terms(inside_niid=False)
-        if self.tokens[self.at]:
-            raise self._error(f"{self.tokens[self.at]!r} was not expected; scenarios are joined by +.")
-        noise = self._at_most_one([term for term in terms if isinstance(term, FeatureNoise)], "feature noises")
-        return Scenario(self._split([term for term in terms if not isinstance(term, FeatureNoise)]), noise)
+def _joined(terms: list[Term | Niid]) -> Scenario:
+    """Join a split, or skews of labels and of sizes, with noise; at most one of each."""
+    noise = _at_most_one([one for one in terms if isinstance(one, FeatureNoise)], "feature noises")
+    label = _at_most_one([one for one in terms if isinstance(one, LabelDirichlet | LabelClasses)], "label skews")
+    quantity = _at_most_one([one for one in terms if isinstance(one, QuantityDirichlet)], "quantity skews")
+    whole = _at_most_one([one for one in terms if isinstance(one, Iid | Niid | NiidMixed | Natural)], "splits")
+    skew = Joint(label, quantity) if label and quantity else label or quantity
+    if whole and skew:
+        raise ConfigError(f"{whole} is a whole split and cannot be joined with {skew}; keep one of them.")
+    return Scenario(whole or skew or Iid(), noise)
 
-    def _tokens(self, text: str) -> Iterator[str]:
-        text = text.rstrip()
-        at = 0
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise self._error(f"{text[at:].strip()[0]!r} cannot be read.")
-            yield match[1]
-            at = match.end()
-        yield ""  # the end
 
-    def _error(self, sentence: str) -> ConfigError:
-        return ConfigError(f"Scenario {self.text!r}: {sentence}")
+def _at_most_one(terms: list[AnyTerm], kind: str) -> AnyTerm | None:
+    if len(terms) > 1:
+        raise ConfigError(f"{terms[0]} and {terms[1]} are two {kind}; keep one of them.")
+    return terms[0] if terms else None
 
-    def _next_is(self, token: str) -> bool:
-        """Step over the next token if it is this one."""
-        matches = self.tokens[self.at] == token
-        self.at += matches
-        return matches
 
-    def _expect(self, token: str) -> None:
-        if not self._next_is(token):
-            raise self._error(f"{token!r} was expected {self._here()}.")
+def _niid(inside: str) -> Niid:
+    split, *more = _terms(inside)
+    if any(isinstance(one, FeatureNoise) for one in (split, *more)):
+        raise ConfigError("niid is about the split alone; write niid(...) + feature-noise(...).")
+    if more:
+        raise ConfigError("NIID-Bench joins no skews; its own label and quantity skew is niid-mixed.")
+    if isinstance(split, Natural):
+        raise ConfigError("natural takes the clients of the data and niid draws others; keep one of them.")
+    if not isinstance(split, Iid | LabelDirichlet | LabelClasses | QuantityDirichlet):
+        raise ConfigError(f"{split} inside niid(...) says the same thing twice; write {split}.")
+    if "," in inside:
+        raise ConfigError(NIID_RULE)
+    return Niid(split)
 
-    def _here(self) -> str:
-        return f"where {self.tokens[self.at]!r} stands" if self.tokens[self.at] else "at the end"
 
-    def _word(self, expected: str) -> str:
-        word = self.tokens[self.at]
-        if not word or word in "()+,=":
-            raise self._error(f"{expected} was expected {self._here()}.")
-        self.at += 1
-        return word
-
-    def _terms(self, inside_niid: bool) -> list[Term | Niid]:
-        terms = [self._term(inside_niid)]
-        while self._next_is("+"):
-            terms.append(self._term(inside_niid))
-        return terms
-
-    def _term(self, inside_niid: bool) -> Term | Niid:
-        name = self._word("the name of a scenario")
-        if name == "niid":
-            return self._niid()
-        if name in NIID_BENCH_NAMES:
-            raise self._error(f"{name!r} is NIID-Bench's name; here it is {NIID_BENCH_NAMES[name]}.")
-        if name not in TERMS:
-            raise self._error(f"there is no scenario {name!r}.{_nearest(name, [*TERMS, 'niid'])}")
-        return self._call(TERMS[name], inside_niid)
-
-    def _niid(self) -> Niid:
-        self._expect("(")
-        terms = self._terms(inside_niid=True)
-        self._expect(")")
-        if any(isinstance(term, FeatureNoise) for term in terms):
-            raise self._error("niid is about the split alone; write niid(...) + feature-noise(...).")
-        if len(terms) > 1:
-            raise self._error("NIID-Bench joins no skews; its own label and quantity skew is niid-mixed.")
-        (split,) = terms
-        if isinstance(split, Natural):
-            raise self._error("natural takes the clients of the data and niid draws others; keep one of them.")
-        if not isinstance(split, Iid | LabelDirichlet | LabelClasses | QuantityDirichlet):
-            raise self._error(f"{split} inside niid(...) says the same thing twice; write {split}.")
-        return Niid(split)
-
-    def _call(self, term: type[Term], inside_niid: bool) -> Term:
-        values: dict[str, object] = {}
-        if self._next_is("(") and not self._next_is(")"):
-            self._argument(term, values)
-            while self._next_is(","):
-                self._argument(term, values)
-            self._expect(")")
-        for field in fields(term):
-            if field.default is MISSING and field.name not in values:
-                raise self._error(f"{term.name} needs {field.name}, as in {term.name}({_EXAMPLES[field.name]}).")
-        if inside_niid and len(values) > 1 and term is not FeatureNoise:
-            raise self._error(NIID_RULE)
-        return term(**values)
-
-    def _argument(self, term: type[Term], values: dict[str, object]) -> None:
-        """Read one argument into `values`: key=value, or the value of the next key in line."""
-        keys = [field.name for field in fields(term)]
-        word = self._word(f"an argument of {term.name}")
-        if self._next_is("="):
-            key = word
-            if key not in keys:
-                raise self._error(f"{term.name} has no argument {key!r}.{_nearest(key, keys)}")
-            word = self._word(f"a value for {key}")
-        elif len(values) < len(keys):
-            key = keys[len(values)]
-        else:
-            takes = ", ".join(keys) or "no arguments"
-            raise self._error(f"{word!r} is too much, {term.name} takes {takes}.")
+def _term(name: str, inside: str) -> Term:
+    """Read a term with its arguments: key=value, or the value of the next key in line."""
+    if name in NIID_BENCH_NAMES:
+        raise ConfigError(f"{name!r} is NIID-Bench's name; here it is {NIID_BENCH_NAMES[name]}.")
+    if name not in TERMS:
+        raise ConfigError(f"there is no scenario {name!r}.{_nearest(name, [*TERMS, 'niid'])}")
+    term = TERMS[name]
+    keys, values = [field.name for field in fields(term)], dict[str, object]()
+    for argument in inside.split(",") if inside.strip() else ():
+        named, equals, word = (part.strip() for part in argument.rpartition("="))
+        if not equals and len(values) == len(keys):
+            raise ConfigError(f"{word!r} is too much, {name} takes {', '.join(keys) or 'no arguments'}.")
+        key = named if equals else keys[len(values)]
+        if key not in keys:
+            raise ConfigError(f"{name} has no argument {key!r}.{_nearest(key, keys)}")
         if key in values:
-            raise self._error(f"{key} of {term.name} is given twice.")
-        values[key] = self._value(term, key, word)
+            raise ConfigError(f"{key} of {name} is given twice.")
+        values[key] = _value(get_type_hints(term)[key], word, f"{key} of {name} is {word or 'empty'}")
+    for field in fields(term):
+        if field.default is MISSING and field.name not in values:
+            raise ConfigError(f"{name} needs {field.name}, as in {name}({_EXAMPLES[field.name]}).")
+    return term(**values)
 
-    def _value(self, term: type[Term], key: str, word: str) -> object:
-        kind = get_type_hints(term)[key]
-        if kind is bool:
-            choices: dict[str, object] = {"true": True, "false": False}
-        elif get_origin(kind) is Literal:
-            choices = {choice: choice for choice in get_args(kind)}
-        else:
-            rule = "a whole number" if kind is int else "a number"
-            try:
-                number: int | float = kind(word)
-            except ValueError:
-                number = math.nan
-            if isinstance(number, float) and math.isnan(number):
-                raise self._error(f"{key} of {term.name} is {word}; it must be {rule}.")
-            if number in (math.inf, -math.inf):
-                raise self._error(f"{key} of {term.name} is {word}, which is too large.")
-            return number
-        if word not in choices:
-            raise self._error(f"{key} of {term.name} is {word}; it must be {' or '.join(choices)}.")
-        return choices[word]
 
-    def _split(self, terms: list[Term | Niid]) -> Split:
-        label = self._at_most_one([t for t in terms if isinstance(t, LabelDirichlet | LabelClasses)], "label skews")
-        quantity = self._at_most_one([t for t in terms if isinstance(t, QuantityDirichlet)], "quantity skews")
-        complete = self._at_most_one([t for t in terms if isinstance(t, Iid | Niid | NiidMixed | Natural)], "splits")
-        skew = Joint(label, quantity) if label and quantity else label or quantity
-        if complete and skew:
-            raise self._error(f"{complete} is a whole split and cannot be joined with {skew}; keep one of them.")
-        return complete or skew or Iid()
-
-    def _at_most_one(self, terms: list[AnyTerm], kind: str) -> AnyTerm | None:
-        if len(terms) > 1:
-            raise self._error(f"{terms[0]} and {terms[1]} are two {kind}; keep one of them.")
-        return terms[0] if terms else None
+def _value(kind: object, word: str, told: str) -> object:
+    """Read a value of a type; `told` begins the sentence that refuses it."""
+    if kind is int or kind is float:
+        try:
+            number = int(word) if kind is int else float(word)
+        except ValueError:
+            number = math.nan
+        if number in (math.inf, -math.inf):
+            raise ConfigError(f"{told}, which is too large.")
+        if number != number:
+            raise ConfigError(f"{told}; it must be {'a whole number' if kind is int else 'a number'}.")
+        return number
+    known: dict[str, object] = {"true": True, "false": False} if kind is bool else {one: one for one in get_args(kind)}
+    if word not in known:
+        raise ConfigError(f"{told}; it must be {' or '.join(known)}.")
+    return known[word]
 
 
 AnyTerm = TypeVar("AnyTerm")

@@ -23,28 +23,31 @@ MISSING_WORDS = frozenset({"", "na", "n/a", "nan", "null", "?"})  # in lower cas
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The cells of a column, without the space around them."""
+    """A column as text."""
 
-    cells: list[str]
+    raw: list[str]  # cells as they stand in the file
+
+    @cached_property
+    def cells(self) -> list[str]:
+        """The cells without the space around them."""
+        return [same_spelling(cell.strip()) for cell in self.raw]
 
     @cached_property
     def missing(self) -> np.ndarray:
         """Where nobody knows what belongs into a cell, [n]."""
         return np.array([cell.lower() in MISSING_WORDS for cell in self.cells], dtype=bool)
 
-    @property
-    def known(self) -> int:
-        """How many cells are not missing."""
-        return len(self.cells) - int(self.missing.sum())
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How often each cell that is not missing occurs, in the order of the first."""
+        return Counter(cell for cell, missing in zip(self.cells, self.missing, strict=True) if not missing)
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
         """The cells as float64, correctly rounded, NaN where one is missing; None if some are text."""
-        cells = [cell if known else "nan" for cell, known in zip(self.cells, ~self.missing, strict=True)]
-        if "_" in "".join(cells):
-            return None  # no number, whatever numpy says
+        cells = ["nan" if missing else cell for cell, missing in zip(self.cells, self.missing, strict=True)]
         try:
-            return np.array(cells, dtype=np.float64)
+            return None if any("_" in cell for cell in self.counts) else np.array(cells, dtype=np.float64)
         except ValueError:
             return None
 
@@ -54,28 +57,11 @@ class Table:
     """A table as text, and which column is what."""
 
     path: Path
-    raw: dict[str, list[str]]  # cells as they stand in the file, by column
+    columns: dict[str, Column]
+    numbering: str = ""  # which column has no name and numbers the rows, in words
     inputs: Sequence[str] = ()  # in the model's order
     label: str | None = None
     client: str | None = None
-    numbering: str = ""  # which column has no name and numbers the rows, in words
-
-    @cached_property
-    def _columns(self) -> dict[str, Column]:
-        return {}
-
-    def column(self, name: str) -> Column:
-        """The cells of a column."""
-        if name not in self._columns:
-            cells = [cell.strip() for cell in self.raw[name]]
-            plain = "".join(cells).isascii()
-            self._columns[name] = Column(cells if plain else [same_spelling(cell) for cell in cells])
-        return self._columns[name]
-
-    @property
-    def labels(self) -> Column:
-        """The column of the classes."""
-        return self.column(self.label or "")
 
     def line(self, row: int) -> int:
         """The line of the file in which a row ends."""
@@ -85,21 +71,17 @@ class Table:
 
     def quoted(self, row: int, name: str) -> str:
         """A cell, for a sentence."""
-        return f"line {self.line(row)} of {self.path} has {self.column(name).cells[row]!r} in column {name!r}"
-
-    def carried(self, name: str | None) -> list[str] | None:
-        """The cells of a column of ids, as they stand in the file."""
-        return None if name is None else self.raw[name]
+        return f"line {self.line(row)} of {self.path} has {self.columns[name].cells[row]!r} in column {name!r}"
 
     def client_ids(self) -> np.ndarray | None:
         """Who holds each row; None if the table does not say."""
         if self.client is None:
             return None
-        ids = self.column(self.client).cells
+        ids = self.columns[self.client].cells
         if "" in ids:
             raise ConfigError(
-                f"line {self.line(ids.index(''))} of {self.path} has nothing in column {self.client!r}, which says who "
-                "holds a row (dataset.client). Write who does, or leave the line out."
+                f"{self.quoted(ids.index(''), self.client)}, which says who holds a row (dataset.client). Write who "
+                "does, or leave the line out."
             )
         return np.array(ids)
 
@@ -120,18 +102,17 @@ def _opened(path: Path) -> Table:
         frame = pandas.DataFrame()
     except (OSError, ValueError) as error:
         raise unreadable(path, "a table in UTF-8", error) from error
+    if min(frame.shape) < 2:
+        raise ConfigError(
+            f"{path} has {counted(frame.shape[0], 'line')} and {counted(frame.shape[1], 'column')}; it must have a "
+            "header, examples, and two columns at least, separated by commas. Write it again, such as with "
+            'pandas.read_csv(PATH, sep=";", decimal=",").to_csv(PATH, index=False).'
+        )
     return _with_header(path, [column.tolist() for _, column in frame.items()])
 
 
 def _with_header(path: Path, columns: list[list[str]]) -> Table:
     """A table whose first cells name its columns."""
-    count = len(columns[0]) if columns else 0
-    if count < 2 or len(columns) < 2:
-        raise ConfigError(
-            f"{path} has {counted(count, 'line')} and {counted(len(columns), 'column')}; it must have a header, "
-            "examples, and two columns at least, separated by commas. Write it again, such as with "
-            'pandas.read_csv(PATH, sep=";", decimal=",").to_csv(PATH, index=False).'
-        )
     header = [same_spelling(column.pop(0).strip()) for column in columns]
     if all(map(is_number, header)):
         raise _without_header(path, header)
@@ -140,24 +121,16 @@ def _with_header(path: Path, columns: list[list[str]]) -> Table:
             f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
             "them."
         )
-    named = {name: column for name, column in zip(header, columns, strict=True) if name}
-    return Table(path, named, numbering=_numbering(path, header, columns) if "" in header else "")
-
-
-def _numbering(path: Path, header: list[str], columns: list[list[str]]) -> str:
-    """Say which column without a name numbers the rows; refuse one without a name that has other cells."""
-    found = ""
-    for at, cells in enumerate([cell.strip() for cell in column] for column in columns):
-        if header[at] or not any(cells):
-            continue  # it has a name, or there is a comma at the end of every line
-        where = {0: "the first", len(header) - 1: "the last"}.get(at, f"number {at + 1}")
-        if found or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
+    unnamed = {f"number {at}": Column(cells).cells for at, cells in enumerate(columns, 1) if not header[at - 1]}
+    unnamed = {where: cells for where, cells in unnamed.items() if any(cells)}  # a comma may end every line
+    for where, cells in unnamed.items():
+        if len(unnamed) > 1 or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
             raise ConfigError(
                 f"{path} has a column without a name ({where}), such as {next(filter(None, cells))!r}; only a column "
                 "that numbers the rows, as pandas writes it, may have none. Name it in the first line, or remove it."
             )
-        found = where
-    return found
+    named = {name: Column(cells) for name, cells in zip(header, columns, strict=True) if name}
+    return Table(path, named, next(iter(unnamed), ""))
 
 
 def _without_header(path: Path, names: Sequence[str]) -> ConfigError:
@@ -167,15 +140,6 @@ def _without_header(path: Path, names: Sequence[str]) -> ConfigError:
     )
 
 
-def unnamed_notices(tables: Sequence[Table]) -> list[str]:
-    """A sentence about columns without a name that number the rows."""
-    having = [table for table in tables if table.numbering]
-    if not having:
-        return []
-    more = f" and of {counted(len(having) - 1, 'other table')}" if len(having) > 1 else ""
-    return [f"A column without a name ({having[0].numbering}) of {having[0].path}{more} is left out: it numbers rows."]
-
-
 # -- which column is what ----------------------------------------------------------------------------------------------
 
 
@@ -183,10 +147,8 @@ def open_alike(paths: Sequence[Path], expected: Expected | None, reading: Readin
     """Open tables; the columns of the first are found by keys, by rule or as a model knows them, others' by name."""
     tables = [_opened(path) for path in paths]
     if expected is None:  # a column to ignore may be one that only some tables have
-        everywhere = list(dict.fromkeys(name for table in tables for name in table.raw))
-        for name in reading.ignore:
-            if name not in everywhere:
-                raise _no_such_column("ignore", name, paths[0], everywhere)
+        everywhere = list(dict.fromkeys(name for table in tables for name in table.columns))
+        _refuse_unknown("ignore", reading.ignore, paths[0], everywhere)
     first = _with_roles(tables[0], expected, reading)
     others = expected or Expected()
     label = first.label or (others.columns.label if others.columns else "")
@@ -203,60 +165,56 @@ def plain_columns(table: Table, label: str = "") -> Columns:
 def _with_roles(table: Table, expected: Expected | None, reading: Reading) -> Table:
     """Find the inputs, the label and the client of a table; refuse it where that cannot be told."""
     carried = None if expected is None else expected.carried
-    if carried is not None and carried not in table.raw:
+    if carried is not None and carried not in table.columns:
         raise ConfigError(
-            f"{table.path} has no column {carried!r} to carry along; it has {listed_columns([*table.raw])}. Give one "
-            "of them."
+            f"{table.path} has no column {carried!r} to carry along; it has {listed_columns([*table.columns])}. Give "
+            "one of them."
         )
     no_inputs = {carried, reading.client, *reading.ignore}
-    usable = [name for name in table.raw if name not in no_inputs]
+    usable = [name for name in table.columns if name not in no_inputs]
     if expected is not None and expected.columns is not None:
         inputs, label = _by_name(table, expected.columns, expected, reading)
     elif expected is not None and len(usable) == expected.num_inputs:
         inputs, label = _all_inputs(table.path, usable, expected)
     else:
-        if expected is None:
-            _check_named_columns(table, reading)
-        inputs, label = _by_rule(table, usable, reading)
-    return replace(table, inputs=inputs, label=label, client=reading.client if reading.client in table.raw else None)
+        inputs, label = _by_rule(table, usable, reading, training=expected is None)
+    client = reading.client if reading.client in table.columns else None
+    return replace(table, inputs=inputs, label=label, client=client)
 
 
-def _check_named_columns(table: Table, reading: Reading) -> None:
-    """Refuse columns that keys name and the table has not, and one column for two things."""
-    for key, name in (("label", reading.label), ("client", reading.client)):
-        if name and name not in table.raw:
-            raise _no_such_column(key, name, table.path, [*table.raw])
-    if reading.label and reading.label in (reading.client, *reading.ignore):
-        other = "client" if reading.label == reading.client else "ignore"
-        raise ConfigError(
-            f"dataset.label and dataset.{other} both name the column {reading.label!r}; the column of the classes is "
-            "for nothing else. Name another column in one of them."
-        )
+def _refuse_unknown(key: str, names: Sequence[str], path: Path, columns: Sequence[str]) -> None:
+    """Refuse names under a key that no column has."""
+    for name in names:
+        if name and name not in columns:
+            raise ConfigError(
+                f"dataset.{key} names the column {name!r}, and {path} has {listed_columns(columns)}."
+                + (did_you_mean(name, columns) or " Name one of them.")
+            )
 
 
-def _no_such_column(key: str, name: str, path: Path, columns: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"dataset.{key} names the column {name!r}, and {path} has {listed_columns(columns)}."
-        + (did_you_mean(name, columns) or " Name one of them.")
-    )
-
-
-def _by_rule(table: Table, usable: list[str], reading: Reading) -> tuple[list[str], str]:
+def _by_rule(table: Table, usable: list[str], reading: Reading, *, training: bool) -> tuple[list[str], str]:
     """(inputs, label): the column that a key names, or one with a known name, else the last; the others are inputs."""
+    if training:
+        _refuse_unknown("label", [reading.label], table.path, [*table.columns])
+        _refuse_unknown("client", [reading.client], table.path, [*table.columns])
+    if training and reading.label and reading.label in (reading.client, *reading.ignore):
+        raise ConfigError(
+            f"dataset.label and dataset.{'client' if reading.label == reading.client else 'ignore'} both name the "
+            f"column {reading.label!r}; the column of the classes is for nothing else. Name another in one of them."
+        )
     if len(usable) < 2:
         raise ConfigError(
-            f"{table.path} has {listed_columns([*table.raw])}, of which dataset.client and dataset.ignore leave "
+            f"{table.path} has {listed_columns([*table.columns])}, of which dataset.client and dataset.ignore leave "
             f"{counted(len(usable), 'column')}; there must be a column of classes and an input. Ignore fewer columns."
         )
     lowered = {name.lower(): name for name in reversed(usable)}
-    known = reading.label if reading.label in table.raw else None
-    if not reading.label:
-        known = next((lowered[name] for name in LABEL_COLUMNS if name in lowered), None)
+    wanted = [reading.label] if reading.label else [lowered[name] for name in LABEL_COLUMNS if name in lowered]
+    known = next((name for name in wanted if name in table.columns), None)
     label = known or usable[-1]
     inputs = [name for name in usable if name != label]
     numbered = inputs in ([str(n + first) for n in range(len(inputs))] for first in (0, 1))  # as a data frame does
     if all(map(is_number, inputs)) and not (numbered and known):
-        raise _without_header(table.path, [*table.raw])
+        raise _without_header(table.path, [*table.columns])
     return inputs, label
 
 
@@ -282,11 +240,11 @@ def _by_name(table: Table, columns: Columns, expected: Expected, reading: Readin
         )
     no_inputs = {columns.label, expected.carried, reading.client, *reading.ignore} - {*columns.inputs}
     ids = "a column of ids can be named with --id when predicting" if expected.whose == Expected.whose else ""
-    found = [name for name in table.raw if name not in no_inputs]
+    found = [name for name in table.columns if name not in no_inputs]
     refuse_other_columns(str(table.path), found, columns.inputs, expected.whose, ids, columns.label)
-    if columns.label not in table.raw and expected.labelled:
+    label = columns.label if columns.label in table.columns else None
+    if label is None and expected.labelled:
         raise ConfigError(
-            f"{table.path} has no labels in a column called {columns.label!r}, and they are needed here. Add the "
-            "labels."
+            f"{table.path} has no labels in a column called {columns.label!r}, and they are needed here. Add them."
         )
-    return columns.inputs, columns.label if columns.label in table.raw else None
+    return columns.inputs, label

@@ -33,7 +33,7 @@ from fnrfl.data.table_summary import (
     merge_classes,
     merge_columns,
 )
-from fnrfl.data.table_text import Column, Table, open_alike, plain_columns, unnamed_notices
+from fnrfl.data.table_text import Column, Table, open_alike, plain_columns
 
 
 def read_tables(
@@ -48,34 +48,55 @@ def summarise_tables(paths: Sequence[Path], reading: Reading) -> tuple[TableSumm
     tables = open_alike(paths, None, reading)
     columns = _read_alike(tables, None, reading)[0].columns
     assert columns is not None
-    made = tuple(
-        ColumnSummary(name, kind, sum(table.column(name).known for table in tables), columns.categories.get(name, ()))
-        for name, kind in zip(columns.inputs, columns.types, strict=True)
-    )
-    labels = Counter(label for table in tables for label in table.labels.cells)
-    return TableSummary(str(paths[0]), made, columns.label, tuple(labels)), dict(labels)
+    made = []
+    for name, kind in zip(columns.inputs, columns.types, strict=True):
+        known = sum(table.columns[name].counts.total() for table in tables)
+        made.append(ColumnSummary(name, kind, known, columns.categories.get(name, ())))
+    labels = Counter(label for table in tables for label in table.columns[columns.label].cells)
+    return TableSummary(str(paths[0]), tuple(made), columns.label, tuple(labels)), dict(labels)
 
 
 def _read_alike(tables: Sequence[Table], expected: Expected | None, reading: Reading) -> list[RawData]:
     """The rows of each table, NaN where a cell is missing, with what all of them share; the first has the notices."""
-    others, notices = expected or Expected(), unnamed_notices(tables)
-    columns = others.columns
-    if columns is not None:
-        notices += _unknown_categories(tables, columns)
-    elif expected is None:
+    others = expected or Expected()
+    columns, notices = others.columns, _notices(tables, others.columns)
+    if expected is None:
         columns = merge_columns([_summary(table, reading) for table in tables], reading.categories)
         each = ", ".join(f"{name!r} ({len(known)})" for name, known in columns.categories.items())
         notices += [f"Columns of categories have one input for each category: {each}."] if each else []
-    else:
-        columns = plain_columns(tables[0])
-    x = [_inputs(table, columns, reading, training=expected is None).astype(np.float32) for table in tables]
+    columns = columns or plain_columns(tables[0])
+    x = [_inputs(table, columns, reading, training=expected is None) for table in tables]
     y, classes = _class_names(tables, others)
     named = None if classes is None and others.columns is None else columns
-    read = [
-        RawData({ONLY_PART: Examples(*both, None, table.carried(others.carried), table.client_ids())}, classes, named)
-        for table, both in zip(tables, zip(x, y, strict=True), strict=True)
-    ]
+    read = []
+    for table, rows, labels in zip(tables, x, y, strict=True):
+        carried = None if others.carried is None else table.columns[others.carried].raw
+        read.append(RawData({ONLY_PART: Examples(rows, labels, None, carried, table.client_ids())}, classes, named))
     return [read[0].with_notices(*notices), *read[1:]]
+
+
+def _notices(tables: Sequence[Table], columns: Columns | None) -> list[str]:
+    """What is there and not used: columns that number rows, and cells whose category was not there in training."""
+    notices = []
+    if having := [table for table in tables if table.numbering]:
+        more = f" and of {counted(len(having) - 1, 'other table')}" if len(having) > 1 else ""
+        which = f"A column without a name ({having[0].numbering}) of {having[0].path}{more}"
+        notices.append(f"{which} is left out: it numbers rows.")
+    for table in tables:
+        unknown = {
+            f"{cell!r} in {name!r}": count
+            for name, known in (columns.categories if columns else {}).items()
+            for cell, count in table.columns[name].counts.items()
+            if cell not in known
+        }
+        if unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            cells = counted(sum(unknown.values()), "cell with a category", "cells with categories")
+            notices.append(
+                f"{table.path} has {cells} that the training data had not: {', '.join([*unknown][:3])}{more}. The "
+                "inputs of that column are 0 there."
+            )
+    return notices
 
 
 # -- cells as numbers --------------------------------------------------------------------------------------------------
@@ -90,53 +111,50 @@ def _summary(table: Table, reading: Reading) -> TableSummary:
         )
     columns = []
     for name in table.inputs:
-        column = table.column(name)
-        chosen, numbers = name in reading.categories, column.numbers
-        if numbers is None and not chosen:
-            _refuse_mixed(table, name)
-        if column.known and (chosen or numbers is None):
-            known = (cell for cell, missing in zip(column.cells, column.missing, strict=True) if not missing)
-            columns.append(ColumnSummary(name, "category", column.known, tuple(sorted(set(known)))))
-        else:
-            with np.errstate(invalid="ignore"):
-                whole = numbers is None or bool(((numbers == np.floor(numbers)) | np.isnan(numbers)).all())
-            columns.append(ColumnSummary(name, "integer" if whole else "number", column.known))
+        column, kind, categories = table.columns[name], "number", tuple[str, ...]()
+        if column.counts and (name in reading.categories or column.numbers is None):
+            kind, categories = "category", tuple(sorted(column.counts))
+            if name not in reading.categories:
+                _refuse_mixed(table, name)
+        elif column.numbers is not None and all(map(float.is_integer, column.numbers[~column.missing].tolist())):
+            kind = "integer"
+        columns.append(ColumnSummary(name, kind, column.counts.total(), categories))
     return TableSummary(str(table.path), tuple(columns), table.label or "", ())
 
 
 def _refuse_mixed(table: Table, name: str) -> None:
     """Refuse a column that has both text and numbers: most often one cell is mistyped."""
-    column, seen = table.column(name), dict[bool, int]()
-    for row in np.flatnonzero(~column.missing):
-        seen.setdefault(is_number(column.cells[row]), int(row))
-    if len(seen) == 2:
+    cells = table.columns[name].cells
+    first = {is_number(cell): cells.index(cell) for cell in reversed(table.columns[name].counts)}
+    if len(first) == 2:
         raise ConfigError(
-            f"{table.quoted(seen[False], name)}, and {table.quoted(seen[True], name)}: a column must hold numbers "
+            f"{table.quoted(first[False], name)}, and {table.quoted(first[True], name)}: a column must hold numbers "
             f'alone or text alone. Correct the cells, or set dataset.categories = "{name}" if its numbers are names '
             "of categories too."
         )
 
 
 def _inputs(table: Table, columns: Columns, reading: Reading, *, training: bool) -> np.ndarray:
-    """The inputs in the order of `columns`, [n, inputs], as float64 that fits into float32; NaN is missing."""
+    """The inputs in the order of `columns`, [n, inputs], as float32; NaN is missing."""
     if reading.missing == "refuse":
         _refuse_missing(table, columns.inputs, training=training)
     found = [
-        _one_hot(table.column(name), columns.categories[name]) if name in columns.categories else _numbers(table, name)
+        _one_hot(table.columns[name], columns.categories[name])
+        if name in columns.categories
+        else _numbers(table, name)[:, None]
         for name in columns.inputs
     ]
-    return np.concatenate(found, axis=1)
+    return np.concatenate(found, axis=1).astype(np.float32)
 
 
 def _numbers(table: Table, name: str) -> np.ndarray:
-    """A column of numbers, [n, 1]."""
-    column = table.column(name)
+    """A column of numbers, as float64 that fits into float32, [n]."""
+    column = table.columns[name]
     if (x := column.numbers) is None:
-        known = np.flatnonzero(~column.missing)
-        row = next(int(row) for row in known if not is_number(column.cells[row]))
+        text = next(cell for cell in column.counts if not is_number(cell))
         raise ConfigError(
-            f"{table.quoted(row, name)}, which is a column of numbers. Correct that cell. A column of categories holds "
-            "text alone, or is named in dataset.categories before training."
+            f"{table.quoted(column.cells.index(text), name)}, which is a column of numbers. Correct that cell. A "
+            "column of categories holds text alone, or is named in dataset.categories before training."
         )
     with np.errstate(invalid="ignore"):
         large = np.flatnonzero(np.isfinite(x) & (np.abs(x) > np.finfo(np.float32).max))
@@ -145,7 +163,7 @@ def _numbers(table: Table, name: str) -> np.ndarray:
             f"{table.quoted(int(large[0]), name)}; numbers of a table must fit into float32, up to 3.4e38. Scale that "
             "column."
         )
-    return x[:, None]
+    return x
 
 
 def _one_hot(column: Column, categories: Sequence[str]) -> np.ndarray:
@@ -157,30 +175,9 @@ def _one_hot(column: Column, categories: Sequence[str]) -> np.ndarray:
     return x[:, :-1]
 
 
-def _unknown_categories(tables: Sequence[Table], columns: Columns) -> list[str]:
-    """Notices about cells whose category was not there in training."""
-    notices = []
-    for table in tables:
-        unknown = [
-            (cell, name)
-            for name, known in columns.categories.items()
-            for cell, missing in zip(table.column(name).cells, table.column(name).missing, strict=True)
-            if not missing and cell not in known
-        ]
-        if unknown:
-            some = [f"{cell!r} in {name!r}" for cell, name in dict.fromkeys(unknown)]
-            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-            cells = counted(len(unknown), "cell with a category", "cells with categories")
-            notices.append(
-                f"{table.path} has {cells} that the training data had not: {', '.join(some[:3])}{more}. The inputs of "
-                "that column are 0 there."
-            )
-    return notices
-
-
 def _refuse_missing(table: Table, inputs: Sequence[str], *, training: bool) -> None:
     """Refuse a table with missing cells; the first is named."""
-    gaps = {name: table.column(name).missing for name in inputs if table.column(name).missing.any()}
+    gaps = {name: table.columns[name].missing for name in inputs if table.columns[name].missing.any()}
     if not gaps:
         return
     row, name = min((int(missing.argmax()), name) for name, missing in gaps.items())
@@ -215,18 +212,20 @@ def _class_names(
         if expected.labels_used:
             raise
         return none, None
-    numeric, whole = all(map(is_number, known)), [label for table in tables for label in table.labels.cells]
+    columns = [table.columns[table.label or ""].cells for table in tables]
+    numeric, whole = all(map(is_number, known)), [label for cells in columns for label in cells]
     if numeric and not all(label.lstrip("+-").isdigit() for label in {*whole}):
         refuse_amounts(whole, f"column {tables[0].label!r} of {tables[0].path}")
     names = {label: class_name(label, numeric=numeric) for label in {*whole}}
-    return [np.array([names[label] for label in table.labels.cells], dtype=np.str_) for table in tables], known
+    return [np.array([names[label] for label in cells], dtype=np.str_) for cells in columns], known
 
 
 def _labels(table: Table) -> TableSummary:
     """Summarise the labels of a table; refuse a row without one."""
-    if len(gaps := np.flatnonzero(table.labels.missing)):
+    name = table.label or ""
+    if len(gaps := np.flatnonzero(table.columns[name].missing)):
         raise ConfigError(
-            f"{table.quoted(int(gaps[0]), table.label or '')}; a label must be a whole number or a name, and is never "
-            "filled in. Correct that line or leave it out, or name the column of classes in dataset.label."
+            f"{table.quoted(int(gaps[0]), name)}; a label must be a whole number or a name, and is never filled in. "
+            "Correct that line or leave it out, or name the column of classes in dataset.label."
         )
-    return TableSummary(str(table.path), (), table.label or "", tuple(dict.fromkeys(table.labels.cells)))
+    return TableSummary(str(table.path), (), name, tuple(table.columns[name].counts))

@@ -126,7 +126,7 @@ def learns_from_public(algorithm: Algorithm) -> bool:
 def _no_carving(config: RunConfig, sizes: Mapping[str, float]) -> Carved:
     """Set nothing aside: the training examples are on other machines."""
     none = np.arange(0)
-    return Carved(none, none, none, none, none, sizes["ranking"], sizes["distill"], config.seed, none)
+    return Carved(none, none, none, sizes["ranking"], sizes["distill"], config.seed)
 
 
 def _carve(config: RunConfig, dataset: Dataset, sizes: Mapping[str, float]) -> tuple[Carved, Partition]:

@@ -20,21 +20,17 @@ TEST_SHARE = 0.2  # of data that comes without a test set
 
 @dataclass(frozen=True, eq=False)
 class Carved:
-    """Positions in the training set, each array sorted: what is set aside, and the rest, which the clients get.
+    """Positions in the training set: what is set aside, and the rest, which the clients get.
 
-    `public` refines. With a ranking share of 0 the same examples rank, and `ranking` is equal to `public`. Shares and
-    seed are kept for public data from another source, which is shared out in the same way.
+    The shares and the seed are for public data from another source as well, which is shared out in the same way.
     """
 
-    public: np.ndarray
-    ranking: np.ndarray
-    distill: np.ndarray
-    validation: np.ndarray
+    public: np.ndarray  # in the order in which it is shared out
+    validation: np.ndarray  # sorted, as is the rest
     rest: np.ndarray
-    ranking_share: float
-    distill_share: float
+    ranking: float
+    distill: float
     seed: int
-    public_order: np.ndarray  # all that is public, in the order in which it is shared out
 
 
 def carve(
@@ -73,9 +69,8 @@ def carve(
             "Make them smaller."
         )
     end = len(order) - num_validation
-    shared = share_out(order[:num_public], ranking, distill)
-    rest, held_out = np.sort(np.concatenate([kept, order[num_public:end]])), np.sort(order[end:])
-    return Carved(*shared, held_out, rest, ranking, distill, seed, order[:num_public])
+    rest = np.sort(np.concatenate([kept, order[num_public:end]]))
+    return Carved(order[:num_public], np.sort(order[end:]), rest, ranking, distill, seed)
 
 
 def _one_for_each(order: np.ndarray, holders: Ints) -> np.ndarray:
@@ -105,6 +100,7 @@ def share_out(order: np.ndarray, ranking: float, distill: float) -> tuple[np.nda
     """Stretches of a stratified order of public data, sorted: to refine, to rank, to distil.
 
     Ranking comes first and distillation last, so that distillation takes from refinement and leaves ranking alone.
+    With a ranking share of 0 the examples that refine also rank.
     """
     if not (0 <= ranking < 1 and 0 <= distill <= 1 and ranking + distill <= 1):
         raise ConfigError(
@@ -140,7 +136,7 @@ def stratified_order(labels: np.ndarray, rng: np.random.Generator, holders: Ints
     """
     shuffled = rng.permutation(len(labels))
     if holders is not None:
-        of_both = _codes(labels) * (holders.max(initial=0) + 1) + holders
+        of_both = np.unique(labels, return_inverse=True)[1] * (holders.max(initial=0) + 1) + holders
         shuffled = shuffled[np.lexsort((rng.random(len(labels)), _places(of_both[shuffled])))]
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     places = _places(labels[by_class])
@@ -155,10 +151,6 @@ def _places(kinds: np.ndarray) -> np.ndarray:
     places = np.empty(len(kinds))
     places[by_kind] = (rank + 0.5) / np.repeat(size, size)
     return places
-
-
-def _codes(labels: np.ndarray) -> np.ndarray:
-    return np.unique(labels, return_inverse=True)[1]
 
 
 def num_test(num_examples: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.data.datasets import Dataset
-from fnrfl.data.partition.holdout import Carved, count_of, share_out
+from fnrfl.data.partition.holdout import Carved, count_of
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import splits_hash
 from fnrfl.data.reading import UNREADABLE, require_file
@@ -42,28 +42,20 @@ class SavedFile:
         seed: int,
     ) -> Carved:
         """What the file sets aside; refused if the config asks for another number of examples."""
-        for key, size, found in (
-            ("public.size", public, self.public),
-            ("validation.size", validation, self.validation),
-        ):
+        wanted = (("public.size", public, self.public), ("validation.size", validation, self.validation))
+        for key, size, found in wanted:
             if (asked := count_of(key, size, len(labels))) != len(found):
                 raise ConfigError(
                     f"{self.path} sets {counted(len(found), 'example')} aside, and {key} = {size} asks for {asked}. "
                     f"Set {key} = {len(found)}, or save a split with this {key}."
                 )
         set_aside = np.concatenate([self.public, self.validation])
-        self._refuse_positions_beyond(len(labels), set_aside)
         rest = np.setdiff1d(np.arange(len(labels)), set_aside)
-        self._refuse_positions_beyond(len(rest), *self.partition.positions)
-        shared = share_out(self.public, ranking, distill)
-        return Carved(*shared, self.validation, rest, ranking, distill, seed, self.public)
-
-    def _refuse_positions_beyond(self, count: int, *positions: np.ndarray) -> None:
-        """Refuse positions where no example is; the data is the one that the file names."""
-        for held in positions:
+        for count, held in ((len(labels), set_aside), *((len(rest), held) for held in self.partition.positions)):
             if len(beyond := held[(held < 0) | (held >= count)]):
                 why = f"it has the position {beyond.flat[0]} among {counted(count, 'example')}, numbered from 0"
                 raise damaged_split(self.path, why)
+        return Carved(self.public, self.validation, rest, ranking, distill, seed)
 
     def refuse_other_data(self, dataset: Dataset) -> None:
         """Refuse data that the split was not drawn for: contents are compared."""

@@ -49,7 +49,7 @@ class Splits:
         carved: Carved,
         positions: Sequence[np.ndarray],
         *,
-        public: Dataset | Part | Literal["test"] | None = None,
+        public: Dataset | Literal["test"] | None = None,
         leak_public_is_test: bool = False,
         public_to: PublicTo = "nobody",
         site_tests: Sequence[np.ndarray] = (),
@@ -61,17 +61,20 @@ class Splits:
         for; everything else, and how the rest was partitioned, stays as it is.
         """
         clients = Ragged.joined(positions, np.concatenate).mapped(lambda chosen: carved.rest[chosen])
-        _check_carved(carved, clients)
-        pool, shared = dataset.train, (carved.public, carved.ranking, carved.distill)
+        pool, order = dataset.train, carved.public
         if public is not None or leak_public_is_test:
-            if any(map(len, shared)):
+            if len(order):
                 raise CompatibilityError(
                     'public.source = "train" set training examples aside, and other data is to be public as well; only '
                     'one can be. Set public.source = "test" if leaks.public_is_test is meant, or turn that leak off.'
                 )
             pool = _public_from_other_source(dataset, public, leak_public_is_test)
             order = stratified_order(pool.y.numpy(), numpy_generator(carved.seed, "split", "public"))
-            shared = share_out(order, carved.ranking_share, carved.distill_share)
+        shared = share_out(order, carved.ranking, carved.distill)
+        set_aside = dict(zip(("refinement", "ranking", "distillation"), shared, strict=True))
+        if not carved.ranking:
+            del set_aside["ranking"]  # the same examples
+        _refuse_twice((set_aside if pool is dataset.train else {}) | {"validation": carved.validation}, clients)
         refine, ranking, unlabelled = (pool.take(torch.from_numpy(index)) for index in shared)
         private, held = _handed_out(dataset, pool, shared, clients, public_to, carved.seed)
         return cls(
@@ -85,7 +88,7 @@ class Splits:
             test=dataset.test,
             num_classes=dataset.num_classes,
             public_to=public_to,
-            set_aside={"public": carved.public_order, "validation": carved.validation},
+            set_aside={"public": carved.public, "validation": carved.validation},
             site_tests=Ragged.joined(site_tests, np.concatenate).mapped(torch.from_numpy) if len(site_tests) else (),
         )
 
@@ -118,16 +121,13 @@ def splits_hash(listed: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_carved(carved: Carved, clients: Ragged[np.ndarray]) -> None:
+def _refuse_twice(set_aside: Mapping[str, np.ndarray], clients: Ragged[np.ndarray]) -> None:
     """Refuse training examples that two of the carved sets and the clients hold."""
-    holders = {"the refinement data": carved.public, "the distillation data": carved.distill}
-    if carved.ranking_share:
-        holders["the ranking data"] = carved.ranking
-    holders["the validation data"] = carved.validation
-    found, times = np.unique(np.concatenate([*holders.values(), clients.flat]), return_counts=True)
+    found, times = np.unique(np.concatenate([*set_aside.values(), clients.flat]), return_counts=True)
     if not len(twice := found[times > 1]):
         return
-    everybody = [*holders.items(), *((f"client {client}", held) for client, held in enumerate(clients))]
+    everybody = [(f"the {name} data", held) for name, held in set_aside.items()]
+    everybody += [(f"client {client}", held) for client, held in enumerate(clients)]
     names = [name for name, held in everybody for position in held if position == twice[0]]
     raise CompatibilityError(
         f"Both {names[0]} and {names[1]} hold the training example at position {twice[0]}, and so it is with "
@@ -180,40 +180,27 @@ def _owners(
     return owner
 
 
-def refuse_overlap(outside: Part, inside: Mapping[str, Part]) -> None:
-    """Refuse public data from outside that has the same bytes as examples of the run.
+def num_shared(x: Tensor, others: Tensor) -> int:
+    """How many examples are also among others, by the bytes of their inputs; none of examples that are elsewhere.
 
-    Inside a data set, the few pictures that its authors put into both the training and the test part are part of the
-    benchmark.
+    Numbers that were equal before they were stored are equal again in the coarser floating type.
     """
-    found = fingerprints(outside.x)
-    known = set(found)
-    common = {name: known & set(fingerprints(part.x)) for name, part in inside.items()}
-    if overlaps := {name: sum(one in both for one in found) for name, both in common.items() if both}:
-        listed = " and ".join(f"{count} that are also in {name}" for name, count in overlaps.items())
-        raise CompatibilityError(
-            f"public.source has {listed}, among its {counted(len(outside), 'example')}; public data must be disjoint "
-            "from both training and test data. Leave those examples out of it."
-        )
+    floating = [dtype for dtype in (x.dtype, others.dtype) if dtype.is_floating_point]
+    dtype = min(floating, key=lambda one: one.itemsize) if floating else others.dtype
+    known = set(_fingerprints(others, dtype))
+    return sum(one in known for one in _fingerprints(x, dtype))
 
 
-def fingerprints(x: Tensor) -> list[bytes]:
-    """A fingerprint of each example's bytes; none of examples that are elsewhere."""
+def _fingerprints(x: Tensor, dtype: torch.dtype) -> list[bytes]:
     if x.is_meta or not len(x):
         return []
-    examples = np.ascontiguousarray(x.numpy()).reshape(len(x), -1)
-    return [hashlib.blake2b(example.data, digest_size=16).digest() for example in examples]
-
-
-def num_shared(x: Tensor, others: Tensor) -> int:
-    """How many examples are also among others, by their inputs alone."""
-    compared = _type_to_compare(x.dtype, others.dtype)
-    known = set(fingerprints(_in_type(others, compared)))
-    return sum(one in known for one in fingerprints(_in_type(x, compared)))
+    values = x.to(dtype) + 0.0 if dtype.is_floating_point else x.to(dtype)  # with one zero: -0.0 is 0.0
+    rows = np.ascontiguousarray(values.numpy()).reshape(len(x), -1)
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 def _public_from_other_source(
-    dataset: Dataset, public: Dataset | Part | Literal["test"] | None, leak_public_is_test: bool
+    dataset: Dataset, public: Dataset | Literal["test"] | None, leak_public_is_test: bool
 ) -> Part:
     """Public data that is not carved out of the training set, in the shape and with the class numbers of `dataset`."""
     if public is None or public == "test":
@@ -229,7 +216,7 @@ def _public_from_other_source(
             "leaks.public_is_test = true makes the test set public, but public.source names other data; one of them "
             'can be public. Set public.source = "test" or turn the leak off.'
         )
-    pool = both_parts(public, dataset.classes) if isinstance(public, Dataset) else public
+    pool = both_parts(public, dataset.classes)
     like = dataset.train.x
     pixels = [x.dtype == torch.uint8 for x in (pool.x, like)]
     if pool.x.shape[1:] != like.shape[1:] or pixels[0] != pixels[1]:
@@ -237,29 +224,17 @@ def _public_from_other_source(
             f"public.source has examples of {_type_and_shape(pool.x)} and dataset {dataset.name} of "
             f"{_type_and_shape(like)}; they must be alike. Prepare the public data in the same way."
         )
-    if len(pool) and not 0 <= int(pool.y.min()) <= int(pool.y.max()) < dataset.num_classes:
+    # Within a data set, the few pictures that its authors put into both parts belong to the benchmark.
+    parts = {"the training set": dataset.train, "the test set": dataset.test}
+    if common := {name: count for name, part in parts.items() if (count := num_shared(pool.x, part.x))}:
+        listed = " and ".join(f"{count} that are also in {name}" for name, count in common.items())
         raise CompatibilityError(
-            f"public.source has labels from {int(pool.y.min())} to {int(pool.y.max())}; dataset {dataset.name} has "
-            f"{dataset.num_classes} classes, numbered from 0. Correct the labels."
+            f"public.source has {listed}, among its {counted(len(pool), 'example')}; public data must be disjoint "
+            "from both training and test data. Leave those examples out of it."
         )
-    inside = {"the training set": dataset.train, "the test set": dataset.test}
-    compared = _type_to_compare(pool.x.dtype, like.dtype)
-    in_one_type = {name: Part(_in_type(one.x, compared), one.y) for name, one in inside.items()}
-    refuse_overlap(Part(_in_type(pool.x, compared), pool.y), in_one_type)
     if pool.x.is_floating_point() and not like.is_floating_point():  # fractions beside whole numbers stay what they are
         return pool
     return Part(pool.x.to(like.dtype), pool.y)
-
-
-def _type_to_compare(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The type in which numbers that were equal before they were stored are equal again: the coarser floating one."""
-    floating = [dtype for dtype in (one, other) if dtype.is_floating_point]
-    return min(floating, key=lambda dtype: dtype.itemsize) if floating else other
-
-
-def _in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples in another type, with one zero: -0.0 is 0.0."""
-    return x.to(dtype) + 0.0 if dtype.is_floating_point else x.to(dtype)
 
 
 def _type_and_shape(x: Tensor) -> str:

@@ -8,6 +8,7 @@ part of the package, stand here.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,15 +18,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import did_you_mean
 from fnrfl.data.reading import UNREADABLE
 from fnrfl.data.sources import cifar10, fashion_mnist
-from fnrfl.data.sources.entry import (
-    Arrays,
-    NamedDataset,
-    cache_dir,
-    cache_if_possible,
-    cached_origin,
-    read_cached,
-    write_cached,
-)
+from fnrfl.data.sources.entry import Arrays, NamedDataset, cache_dir, cached_origin, read_cached, write_cached
 
 EMBEDDED_FILE = Path(__file__).parents[1] / "files" / "digits.npz"
 
@@ -67,8 +60,7 @@ def available() -> list[Availability]:
     """Every named data set, with where it is on this machine or how to get it; opens and fetches no file."""
     listed = []
     for name, entry in NAMED_DATASETS.items():
-        cached = _cache_file(name, entry)
-        where = cached if cached.exists() else entry.original()
+        where = cached if (cached := _cache_file(name, entry)).exists() else entry.original()
         listed.append(Availability(name, where, entry.provenance, entry.licence, entry.how))
     return listed
 
@@ -78,13 +70,16 @@ def load_named(name: str) -> tuple[Arrays, str]:
     entry = _entry(name)
     cached = _cache_file(name, entry)
     original = None if cached.exists() else entry.original()
-    if original is not None:
-        arrays, origin = read_verified(name, original, entry.read_original), str(original.resolve())
-        cache_if_possible(cached, arrays, origin)
-        return arrays, origin
-    if not cached.exists():
-        fetch(name)
-    return read_verified(name, cached, read_cached), cached_origin(cached)
+    if original is None:
+        path = cached if cached.exists() else fetch(name)
+        return read_verified(name, path, read_cached), cached_origin(path)
+    arrays, origin = read_verified(name, original, entry.read_original), str(original.resolve())
+    try:
+        write_cached(cached, arrays, origin)
+    except OSError as error:  # the arrays are good either way
+        message = f"{cached} could not be written ({error}); set FNRFL_DATA to load faster next time."
+        warnings.warn(message, stacklevel=2)
+    return arrays, origin
 
 
 def fetch(name: str) -> Path:

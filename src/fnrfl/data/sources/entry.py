@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +88,7 @@ def write_cached(path: Path, arrays: Arrays, origin: str) -> None:
     """Write a cache file under a temporary name, then rename it: a reader sees the whole file or none."""
     y_train, y_test = arrays.y_train.astype(np.uint8), arrays.y_test.astype(np.uint8)
     x_train, x_test, source = arrays.x_train, arrays.x_test, np.array(origin)
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         unfinished.unlink(missing_ok=True)  # a link that stood there is not written through
@@ -97,12 +97,3 @@ def write_cached(path: Path, arrays: Arrays, origin: str) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def cache_if_possible(path: Path, arrays: Arrays, origin: str) -> None:
-    """Write a cache file; where that fails, warn and go on, because the arrays are good either way."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_cached(path, arrays, origin)
-    except OSError as error:
-        warnings.warn(f"{path} could not be written ({error}); set FNRFL_DATA to load faster next time.", stacklevel=3)
