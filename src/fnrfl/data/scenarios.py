@@ -297,27 +297,33 @@ def _niid(inside: str) -> Niid:
 
 
 def _term(name: str, inside: str) -> Term:
-    """Read a term with its arguments: key=value, or the value of the next key in line."""
+    """Read a term with its arguments."""
     if name in NIID_BENCH_NAMES:
         raise ConfigError(f"{name!r} is NIID-Bench's name; here it is {NIID_BENCH_NAMES[name]}.")
     if name not in TERMS:
         raise ConfigError(f"there is no scenario {name!r}.{_nearest(name, [*TERMS, 'niid'])}")
-    term = TERMS[name]
-    keys, values = [field.name for field in fields(term)], dict[str, object]()
-    for argument in inside.split(",") if inside.strip() else ():
-        named, equals, word = (part.strip() for part in argument.rpartition("="))
-        if not equals and len(values) == len(keys):
-            raise ConfigError(f"{word!r} is too much, {name} takes {', '.join(keys) or 'no arguments'}.")
-        key = named if equals else keys[len(values)]
-        if key not in keys:
-            raise ConfigError(f"{name} has no argument {key!r}.{_nearest(key, keys)}")
-        if key in values:
-            raise ConfigError(f"{key} of {name} is given twice.")
-        values[key] = _value(get_type_hints(term)[key], word, f"{key} of {name} is {word or 'empty'}")
-    for field in fields(term):
+    values = _arguments(TERMS[name], inside.split(",") if inside.strip() else [])
+    for field in fields(TERMS[name]):
         if field.default is MISSING and field.name not in values:
             raise ConfigError(f"{name} needs {field.name}, as in {name}({_EXAMPLES[field.name]}).")
-    return term(**values)
+    return TERMS[name](**values)
+
+
+def _arguments(term: type[Term], texts: list[str]) -> dict[str, object]:
+    """Read the arguments of a term: key=value, or the value of the next key in line."""
+    types, values = get_type_hints(term), dict[str, object]()
+    keys = [field.name for field in fields(term)]
+    for text in texts:
+        named, equals, word = (part.strip() for part in text.rpartition("="))
+        if not equals and len(values) == len(keys):
+            raise ConfigError(f"{word!r} is too much, {term.name} takes {', '.join(keys) or 'no arguments'}.")
+        key = named if equals else keys[len(values)]
+        if key not in keys:
+            raise ConfigError(f"{term.name} has no argument {key!r}.{_nearest(key, keys)}")
+        if key in values:
+            raise ConfigError(f"{key} of {term.name} is given twice.")
+        values[key] = _value(types[key], word, f"{key} of {term.name} is {word or 'empty'}")
+    return values
 
 
 def _value(kind: object, word: str, told: str) -> object:
