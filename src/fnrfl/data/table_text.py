@@ -121,16 +121,23 @@ def _with_header(path: Path, columns: list[list[str]]) -> Table:
             f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
             "them."
         )
-    unnamed = {f"number {at}": Column(cells).cells for at, cells in enumerate(columns, 1) if not header[at - 1]}
-    unnamed = {where: cells for where, cells in unnamed.items() if any(cells)}  # a comma may end every line
-    for where, cells in unnamed.items():
-        if len(unnamed) > 1 or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
-            raise ConfigError(
-                f"{path} has a column without a name ({where}), such as {next(filter(None, cells))!r}; only a column "
-                "that numbers the rows, as pandas writes it, may have none. Name it in the first line, or remove it."
-            )
     named = {name: Column(cells) for name, cells in zip(header, columns, strict=True) if name}
-    return Table(path, named, next(iter(unnamed), ""))
+    return Table(
+        path, named, _numbering(path, {at: cells for at, cells in enumerate(columns, 1) if not header[at - 1]})
+    )
+
+
+def _numbering(path: Path, unnamed: dict[int, list[str]]) -> str:
+    """Say which column without a name numbers the rows; refuse one without a name that has other cells."""
+    found = {at: cells for at, raw in unnamed.items() if any(cells := Column(raw).cells)}  # a comma may end every line
+    for at, cells in found.items():
+        if len(found) > 1 or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
+            raise ConfigError(
+                f"{path} has a column without a name (number {at}), such as {next(filter(None, cells))!r}; only a "
+                "column that numbers the rows, as pandas writes it, may have none. Name it in the first line, or "
+                "remove it."
+            )
+    return "".join(f"number {at}" for at in found)
 
 
 def _without_header(path: Path, names: Sequence[str]) -> ConfigError:

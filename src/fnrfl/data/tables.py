@@ -203,20 +203,20 @@ def _class_names(
 
     Labels with gaps are none at all if they are not used.
     """
-    none: list[np.ndarray | None] = [None] * len(tables)
-    if any(table.label is None for table in tables):
-        return none, None
+    name = tables[0].label
+    if name is None or any(table.label is None for table in tables):
+        return [None] * len(tables), None
     try:
         known = expected.classes or merge_classes([_labels(table) for table in tables])
     except (ConfigError, CompatibilityError):
         if expected.labels_used:
             raise
-        return none, None
-    columns = [table.columns[table.label or ""].cells for table in tables]
-    numeric, whole = all(map(is_number, known)), [label for cells in columns for label in cells]
-    if numeric and not all(label.lstrip("+-").isdigit() for label in {*whole}):
-        refuse_amounts(whole, f"column {tables[0].label!r} of {tables[0].path}")
-    names = {label: class_name(label, numeric=numeric) for label in {*whole}}
+        return [None] * len(tables), None
+    columns = [table.columns[name].cells for table in tables]
+    numeric, every = all(map(is_number, known)), [label for cells in columns for label in cells]
+    names = {label: class_name(label, numeric=numeric) for label in {*every}}
+    if numeric and not all(label.lstrip("+-").isdigit() for label in names):
+        refuse_amounts(every, f"column {name!r} of {tables[0].path}")
     return [np.array([names[label] for label in cells], dtype=np.str_) for cells in columns], known
 
 
