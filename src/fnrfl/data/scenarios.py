@@ -264,19 +264,22 @@ def _terms(text: str) -> list[Term | Niid]:
 
 
 def _joined(terms: list[Term | Niid]) -> Scenario:
-    """Join a split, or skews of labels and of sizes, with noise; at most one of each."""
-    noise: FeatureNoise | None = _at_most_one(terms, "feature noises", FeatureNoise)
-    label: LabelDirichlet | LabelClasses | None = _at_most_one(terms, "label skews", LabelDirichlet, LabelClasses)
-    quantity: QuantityDirichlet | None = _at_most_one(terms, "quantity skews", QuantityDirichlet)
-    whole: Iid | Niid | NiidMixed | Natural | None = _at_most_one(terms, "splits", Iid, Niid, NiidMixed, Natural)
-    skew = Joint(label, quantity) if label and quantity else label or quantity
+    """Join a split with noise; at most one of each."""
+    noise = _at_most_one([one for one in terms if isinstance(one, FeatureNoise)], "feature noises")
+    whole = _at_most_one([one for one in terms if isinstance(one, Iid | Niid | NiidMixed | Natural)], "splits")
+    skew = _skew(terms)
     if whole and skew:
         raise ConfigError(f"{whole} is a whole split and cannot be joined with {skew}; keep one of them.")
     return Scenario(whole or skew or Iid(), noise)
 
 
-def _at_most_one(terms: list[Term | Niid], what: str, *kinds: type[AnyTerm]) -> AnyTerm | None:
-    found = [one for one in terms if isinstance(one, kinds)]
+def _skew(terms: list[Term | Niid]) -> LabelDirichlet | LabelClasses | QuantityDirichlet | Joint | None:
+    label = _at_most_one([one for one in terms if isinstance(one, LabelDirichlet | LabelClasses)], "label skews")
+    quantity = _at_most_one([one for one in terms if isinstance(one, QuantityDirichlet)], "quantity skews")
+    return Joint(label, quantity) if label and quantity else label or quantity
+
+
+def _at_most_one(found: list[AnyTerm], what: str) -> AnyTerm | None:
     if len(found) > 1:
         raise ConfigError(f"{found[0]} and {found[1]} are two {what}; keep one of them.")
     return found[0] if found else None

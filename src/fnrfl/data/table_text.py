@@ -202,27 +202,34 @@ def _refuse_unknown(key: str, names: Sequence[str], path: Path, columns: Sequenc
 def _by_rule(table: Table, usable: list[str], reading: Reading, *, training: bool) -> tuple[list[str], str]:
     """(inputs, label): the column that a key names, or one with a known name, else the last; the others are inputs."""
     if training:
-        _refuse_unknown("label", [reading.label], table.path, [*table.columns])
-        _refuse_unknown("client", [reading.client], table.path, [*table.columns])
-    if training and reading.label and reading.label in (reading.client, *reading.ignore):
-        raise ConfigError(
-            f"dataset.label and dataset.{'client' if reading.label == reading.client else 'ignore'} both name the "
-            f"column {reading.label!r}; the column of the classes is for nothing else. Name another in one of them."
-        )
+        _refuse_other_keys(table, reading)
     if len(usable) < 2:
         raise ConfigError(
             f"{table.path} has {listed_columns([*table.columns])}, of which dataset.client and dataset.ignore leave "
             f"{counted(len(usable), 'column')}; there must be a column of classes and an input. Ignore fewer columns."
         )
     lowered = {name.lower(): name for name in reversed(usable)}
-    wanted = [reading.label] if reading.label else [lowered[name] for name in LABEL_COLUMNS if name in lowered]
-    known = next((name for name in wanted if name in table.columns), None)
-    label = known or usable[-1]
+    wanted = [lowered[name] for name in LABEL_COLUMNS if name in lowered]
+    if reading.label:
+        wanted = [reading.label] if reading.label in table.columns else []
+    label = wanted[0] if wanted else usable[-1]
     inputs = [name for name in usable if name != label]
     numbered = inputs in ([str(n + first) for n in range(len(inputs))] for first in (0, 1))  # as a data frame does
-    if all(map(is_number, inputs)) and not (numbered and known):
+    if all(map(is_number, inputs)) and not (numbered and wanted):
         raise _without_header(table.path, [*table.columns])
     return inputs, label
+
+
+def _refuse_other_keys(table: Table, reading: Reading) -> None:
+    """Refuse columns that keys name and the table has not, and one column for two things."""
+    for key, name in (("label", reading.label), ("client", reading.client)):
+        _refuse_unknown(key, [name], table.path, [*table.columns])
+    if reading.label and reading.label in (reading.client, *reading.ignore):
+        other = "client" if reading.label == reading.client else "ignore"
+        raise ConfigError(
+            f"dataset.label and dataset.{other} both name the column {reading.label!r}; the column of the classes is "
+            "for nothing else. Name another column in one of them."
+        )
 
 
 def _all_inputs(path: Path, usable: list[str], expected: Expected) -> tuple[list[str], None]:

@@ -203,8 +203,7 @@ def _class_names(
 
     Labels with gaps are none at all if they are not used.
     """
-    name = tables[0].label
-    if name is None or any(table.label is None for table in tables):
+    if not all(labels := [table.label for table in tables]):
         return [None] * len(tables), None
     try:
         known = expected.classes or merge_classes([_labels(table) for table in tables])
@@ -212,11 +211,11 @@ def _class_names(
         if expected.labels_used:
             raise
         return [None] * len(tables), None
-    columns = [table.columns[name].cells for table in tables]
+    columns = [table.columns[label or ""].cells for table, label in zip(tables, labels, strict=True)]
     numeric, every = all(map(is_number, known)), [label for cells in columns for label in cells]
     names = {label: class_name(label, numeric=numeric) for label in {*every}}
-    if numeric and not all(label.lstrip("+-").isdigit() for label in names):
-        refuse_amounts(every, f"column {name!r} of {tables[0].path}")
+    if numeric and not "".join(names).replace("-", "").replace("+", "").isdigit():
+        refuse_amounts(every, f"column {labels[0]!r} of {tables[0].path}")
     return [np.array([names[label] for label in cells], dtype=np.str_) for cells in columns], known
 
 
