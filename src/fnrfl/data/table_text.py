@@ -184,7 +184,9 @@ def _with_roles(table: Table, expected: Expected | None, reading: Reading) -> Ta
     elif expected is not None and len(usable) == expected.num_inputs:
         inputs, label = _all_inputs(table.path, usable, expected)
     else:
-        inputs, label = _by_rule(table, usable, reading, training=expected is None)
+        if expected is None:
+            _refuse_other_keys(table, reading)
+        inputs, label = _by_rule(table, usable, reading)
     client = reading.client if reading.client in table.columns else None
     return replace(table, inputs=inputs, label=label, client=client)
 
@@ -199,10 +201,8 @@ def _refuse_unknown(key: str, names: Sequence[str], path: Path, columns: Sequenc
             )
 
 
-def _by_rule(table: Table, usable: list[str], reading: Reading, *, training: bool) -> tuple[list[str], str]:
+def _by_rule(table: Table, usable: list[str], reading: Reading) -> tuple[list[str], str]:
     """(inputs, label): the column that a key names, or one with a known name, else the last; the others are inputs."""
-    if training:
-        _refuse_other_keys(table, reading)
     if len(usable) < 2:
         raise ConfigError(
             f"{table.path} has {listed_columns([*table.columns])}, of which dataset.client and dataset.ignore leave "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -212,7 +213,7 @@ def _class_names(
             raise
         return [None] * len(tables), None
     columns = [table.columns[label or ""].cells for table, label in zip(tables, labels, strict=True)]
-    numeric, every = all(map(is_number, known)), [label for cells in columns for label in cells]
+    numeric, every = all(map(is_number, known)), [*chain.from_iterable(columns)]
     names = {label: class_name(label, numeric=numeric) for label in {*every}}
     if numeric and not "".join(names).replace("-", "").replace("+", "").isdigit():
         refuse_amounts(every, f"column {labels[0]!r} of {tables[0].path}")
