@@ -392,7 +392,7 @@ def test_it_resumes(label: str, engine: str, tmp_path: Path) -> None:
     whole = played(label, engine, fnr=refined())
     first = Run(whole.algorithm, engine)
     first.round()
-    checkpoint.save_checkpoint(tmp_path, 1, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
+    checkpoint.save_checkpoint(tmp_path, 1, first.state, first.engine.memory, config="config", log="log")
     second = Run(whole.algorithm, engine)
     second.folder = first.folder  # what nodes keep is theirs
     found = record.read_index(tmp_path)

@@ -375,7 +375,7 @@ def test_engines_agree(algorithm: Algorithm) -> None:
 def test_a_resumed_run_is_bit_identical(algorithm: Algorithm, engine: str, tmp_path: Path) -> None:
     whole, first, second = played(algorithm, engine)[0], ragged(algorithm, engine), ragged(algorithm, engine)
     first.rounds(2)
-    checkpoint.save_checkpoint(tmp_path, 2, first.state, first.engine.memory, checkpoint.Stamp("config", "log"))
+    checkpoint.save_checkpoint(tmp_path, 2, first.state, first.engine.memory, config="config", log="log")
     found = record.read_index(tmp_path)
     assert found is not None
     second.t, second.state = found.round, checkpoint.load_checkpoint(tmp_path, found, second.engine.memory)

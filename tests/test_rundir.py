@@ -382,7 +382,7 @@ def test_every_command_gives_a_run_its_name_back(
 
 def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
     """A kill while the old run is removed must not bring half of it back."""
-    whole = len(list(directory._written(pretend_run(tmp_path / "run", "old"))))
+    whole = len(list(directory.written(pretend_run(tmp_path / "run", "old"))))
     for operations in range(2, whole + 1):
         run_dir = pretend_run(tmp_path / f"{operations}" / "run", "old")
         with pytest.raises(Crash), crashing(operations):
@@ -526,7 +526,7 @@ STOPPED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "an index without the log's hash": (edit_index(lambda _: {"log": None}), ("checkpoint.json", "damaged")),
     "an index before the first round": (edit_index(lambda _: {"round": -1}), ("checkpoint.json", "damaged")),
-    "a link to the server's state": (link_server, ("server.safetensors is a link",)),
+    "a link to the server's state": (link_server, ("server.safetensors", "is a link")),
     "an edited log": (edit_log, ("events.jsonl", "sha256")),
     **{
         f"{name} without end": (lambda folder, n=name: (folder / n).write_text("[" * 100_000 + "\n"), (name, "damaged"))

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from importlib import machinery
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 
 from fnrfl.core.errors import ConfigError, ShareableError
 from fnrfl.core.words import did_you_mean
@@ -31,8 +31,8 @@ from fnrfl.core.words import did_you_mean
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
-ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a function that it broke into its module
 
+_MISSING = object()
 _import_lock = threading.RLock()
 _allowed: set[tuple[str, str, str | None]] = set()  # (key, words, sha256), in this process
 _imported_files: set[str] = set()  # the sources that were imported here
@@ -56,7 +56,6 @@ class CodeSource:
     module: str
     place: str  # the file, or in words where else it comes from
     content: bytes | None  # None: there is no source, so it cannot be recognised later
-    package: bool = False
     folder: str | None = None  # the working folder, if the module lies in it
 
     @property
@@ -66,13 +65,7 @@ class CodeSource:
 
 
 def target(key: str, words: object) -> Target | None:
-    """Return the code that a value of the config names; None for names, paths and whatever else is not imported.
-
-    >>> target("model.name", "pkg.nets:make(hidden=3)")
-    Target(module='pkg.nets', name='make')
-    >>> [target("dataset.name", words) for words in ("digits", "a/b.csv", "C:/data", "./mod:f", 3)]
-    [None, None, None, None, None]
-    """
+    """Return the code that a value of the config names; None for names, paths and whatever else is not imported."""
     if not isinstance(words, str):
         return None
     if key == "model.name":
@@ -83,11 +76,7 @@ def target(key: str, words: object) -> Target | None:
 
 
 def each_name(key: str, words: object) -> list[object]:
-    """Return the value of a key; of `metrics`, which may name several functions, each one.
-
-    >>> each_name("metrics", "mine:brier, mine:cost")
-    ['mine:brier', 'mine:cost']
-    """
+    """Return the value of a key; of `metrics`, which may name several functions ("mine:brier, mine:cost"), each one."""
     return [part.strip() for part in words.split(",")] if key == "metrics" and isinstance(words, str) else [words]
 
 
@@ -116,59 +105,38 @@ def find_source(module: str) -> CodeSource | None:
     top, *inner = module.split(".")
     found, folder = (None, None) if top == "__main__" else _find_top(top)
     for part in inner:
-        places = None if found is None else found.submodule_search_locations
-        found = None if places is None else machinery.PathFinder.find_spec(part, list(places))
+        places = found and found.submodule_search_locations
+        found = machinery.PathFinder.find_spec(part, list(places)) if places else None
     if found is None or found.loader is None:  # there is nothing to run in a folder without __init__.py
         return CodeSource(module, f"the module {module} of this process", None) if module in sys.modules else None
     if not found.has_location or not found.origin:
         return CodeSource(module, f"the module {module}, a part of Python", None)
-    content = _read_source(found) if found.origin.endswith(tuple(machinery.SOURCE_SUFFIXES)) else None
-    return CodeSource(module, found.origin, content, found.submodule_search_locations is not None, folder)
-
-
-def _working_folder() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:  # it was removed
-        return None
+    content = None
+    if found.origin.endswith(tuple(machinery.SOURCE_SUFFIXES)):
+        try:
+            content = bytes(found.loader.get_data(found.origin))  # type: ignore[attr-defined]
+        except OSError as error:
+            raise ConfigError(f"The module {found.origin} cannot be read ({error.strerror or error}).") from error
+    return CodeSource(module, found.origin, content, folder)
 
 
 def _find_top(name: str) -> tuple[machinery.ModuleSpec | None, str | None]:
     """Return (a module or package without a dot in its name, the working folder if it lies there)."""
-    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    elsewhere = next((spec for finder in finders if (spec := finder.find_spec(name, None)) is not None), None)
-    folder = _working_folder()
-    here = None if folder is None else machinery.PathFinder.find_spec(name, [str(folder)])
+    elsewhere = next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, None)) is not None), None)
+    folder = os.getcwd()
+    here = machinery.PathFinder.find_spec(name, [folder])
     if here is None or (here.loader is None and elsewhere is not None):  # a folder of that name is no module
         return elsewhere, None
-    if elsewhere is None or elsewhere.loader is None or _same_file(here.origin, elsewhere.origin):
-        return here, str(folder)
+    if elsewhere is None or elsewhere.loader is None or _is_one_file(here.origin, elsewhere.origin):
+        return here, folder
     raise ConfigError(
         f"{name} is a module of yours, {here.origin}, and another one is installed, {elsewhere.origin or 'in Python'}; "
         "both cannot be used in one process. Rename yours."
     )
 
 
-def _same_file(one: str | None, other: str | None) -> bool:
-    try:
-        return one is not None and other is not None and os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
-def _read_source(spec: machinery.ModuleSpec) -> bytes:
-    """Return the content of a plain file (a pipe would keep its reader waiting), or of a file in an archive."""
-    path = str(spec.origin)
-    try:
-        if not os.path.lexists(path) and hasattr(spec.loader, "get_data"):
-            return bytes(spec.loader.get_data(path))  # type: ignore[union-attr]
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError("it is not an ordinary file")
-            return file.read()
-    except OSError as error:
-        raise ConfigError(f"The module {path} cannot be read ({error.strerror or error}).") from error
+def _is_one_file(*places: str | None) -> bool:
+    return None not in places and len({os.path.realpath(str(place)) for place in places}) == 1
 
 
 # -- allowing ----------------------------------------------------------------------------------------------------------
@@ -188,15 +156,15 @@ def check_allowed(
     with `trust` the others are too. At a node, code that its configuration has `listed` is allowed and no other,
     whatever its user has allowed elsewhere.
     """
+    refused, remember = [], listed is None
     for key, words, named in named_code(typed):
-        _allow(key, words, find_source(named.module), remember=listed is None)
-    refused = []
+        _allow(key, words, find_source(named.module), remember)
     for key, words, named in named_code(found):
         if listed is not None and str(named) not in listed:
             raise ShareableError("The recipe names code that the node's configuration does not list. It was refused.")
         source = find_source(named.module)
-        if trust or listed is not None or (source is not None and _is_allowed(key, words, source)):
-            _allow(key, words, source, remember=listed is None)
+        if trust or listed is not None or (source and _is_allowed(key, words, source.sha256)):
+            _allow(key, words, source, remember)
         else:
             place = f"in {source.place}" if source else f"of a module {named.module}, which is not found here"
             shown = json.dumps(words, ensure_ascii=False)
@@ -210,45 +178,42 @@ def allow(key: str, words: str) -> None:
     check_allowed({}, {key: words}, origin="", trust=False)
 
 
-def _allow(key: str, words: str, source: CodeSource | None, *, remember: bool) -> None:
+def _allow(key: str, words: str, source: CodeSource | None, remember: bool) -> None:
     if source is None:  # there is nothing that could run; the importer says so
         return
     _allowed.add((key, words, source.sha256))
     path = _permission(key, words, source.sha256)
-    if path is None or not remember or _is_the_users(path, path.parent):
+    if path is None or not remember or _is_the_users(path):
         return
     date = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"key": key, "words": words, "file": source.place, "sha256": source.sha256, "date": date}
     with suppress(OSError):  # then the answer lasts as long as the process
-        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        if path.parent.is_symlink():
-            return
-        path.unlink(missing_ok=True)  # a link that stood there is not written through
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(json.dumps(entry, indent=1) + "\n")
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.parent.is_symlink():
+            path.unlink(missing_ok=True)  # a link that stood there is not written through
+            path.touch(mode=0o600, exist_ok=False)
+            path.write_text(json.dumps(entry, indent=1) + "\n")
 
 
-def _is_allowed(key: str, words: str, source: CodeSource) -> bool:
-    path = _permission(key, words, source.sha256)
-    return (key, words, source.sha256) in _allowed or (path is not None and _is_the_users(path, path.parent))
+def _is_allowed(key: str, words: str, sha256: str | None) -> bool:
+    path = _permission(key, words, sha256)
+    return (key, words, sha256) in _allowed or (path is not None and _is_the_users(path))
 
 
 def _permission(key: str, words: str, sha256: str | None) -> Path | None:
     """Return the file that remembers an answer, named by hashes; None without source or a place for such files."""
-    chosen, base = os.environ.get("FNRFL_STATE"), os.environ.get("XDG_STATE_HOME", "")
-    home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
-    base = base if os.path.isabs(base) else os.path.join(home, ".local", "state")
-    state = os.path.abspath(chosen) if chosen else os.path.join(base, "fnrfl")
+    home = os.environ.get("HOME", "~") and os.path.expanduser("~/.local/state")
+    base = os.environ.get("XDG_STATE_HOME", "")
+    state = os.environ.get("FNRFL_STATE") or os.path.join(base if os.path.isabs(base) else home, "fnrfl")
     asked = hashlib.sha256(f"{key}\n{words}".encode("utf-8", "surrogatepass")).hexdigest()
     return Path(state, "trusted", f"{asked[:32]}-{sha256}.json") if sha256 and os.path.isabs(state) else None
 
 
-def _is_the_users(*paths: Path) -> bool:
-    """Return whether nobody but the user can have made or changed files or folders; links do not count."""
+def _is_the_users(path: Path) -> bool:
+    """Return whether nobody but the user can have made or changed a file or its folder; links do not count."""
     with suppress(OSError):
-        found = [path.lstat() for path in paths]
+        found = [one.lstat() for one in (path, path.parent)]
         mine = not hasattr(os, "getuid") or all(one.st_uid == os.getuid() and not one.st_mode & 0o022 for one in found)
         return mine and not any(stat.S_ISLNK(one.st_mode) for one in found)
     return False
@@ -262,29 +227,22 @@ def fetch(what: str, named: Target | None) -> object:
 
     `what` begins the sentences about it: `model.name = "nets:make"`.
     """
-    folder = _working_folder()
-    places = f"a module {'of the installed packages' if folder is None else f'in {folder} or an installed package'}"
-    if named is None:
-        raise ConfigError(f"{what} cannot be imported: it must be module:name, with {places}.")
-    source = find_source(named.module)
-    if source is None:
-        raise ConfigError(
-            f"{what} cannot be imported (ModuleNotFoundError: No module named {named.module!r}); "
-            f"{named.module!r} must be {places}."
-        )
+    rule = f"must be module:name, with a module in {os.getcwd()} or an installed package"
+    source = None if named is None else find_source(named.module)
+    if named is None or source is None:
+        why = "" if named is None else f" (ModuleNotFoundError: No module named {named.module!r})"
+        raise ConfigError(f"{what} cannot be imported{why}; it {rule}.")
     known = {sha256 for key, words, sha256 in tuple(_allowed) if target(key, words) == named}
     if source.sha256 not in known:
         raise ConfigError(
             f"{what} would run code, {named.name} in {source.place}, "
-            + ("which has changed since it was allowed" if known else "which nobody has allowed")
-            + ". If you trust it, load the config again, or call fnrfl.usercode.allow(key, words) before."
+            f"which {'has changed since it was allowed' if known else 'nobody has allowed'}. If you trust it, load the "
+            "config again, or call fnrfl.usercode.allow(key, words) before."
         )
-    with errors_in_words(f"{what} cannot be imported", f"{named.module!r} must be {places}. Check its code."):
-        module = import_source(source)
-    missing = object()
-    with errors_in_words(f"{what} cannot be imported", "Check its code."):
-        found = getattr(module, named.name, missing)
-    if found is missing:
+    with errors_in_words(f"{what} cannot be imported", f"it {rule}. Check its code."):
+        module = _imported(source)
+        found = getattr(module, named.name, _MISSING)
+    if found is _MISSING:
         hint = did_you_mean(named.name, vars(module))
         raise ConfigError(f"{what}: module {named.module!r} has no {named.name!r}.{hint} Name something in it.")
     return found
@@ -301,43 +259,34 @@ class _SourceLoader(machinery.SourceFileLoader):
         return compile(self.source.content or b"", self.path, "exec", dont_inherit=True)
 
 
-def import_source(source: CodeSource) -> ModuleType:
-    """Import a module as it was read; one that was imported from other source is imported anew.
-
-    A module that the program itself has imported stays as it is; if it is another one than was read, that is refused.
-    One that only the package around it has imported, perhaps from bytecode, is executed from its source. Meanwhile its
-    folder is the last place in which Python looks for what it imports.
-    """
+def _imported(source: CodeSource) -> ModuleType:
+    """Import a module as it was read; meanwhile its folder is the last in which Python looks for what it imports."""
     _imported_files.add(source.place)
     folder = os.path.join(source.folder or "", "")  # with a slash: nobody else's entry
     with _import_lock:
         if folder:
             sys.path.append(folder)
         try:
-            if source.content is None:
-                return importlib.import_module(source.module)
-            return _import_content(source)
+            return importlib.import_module(source.module) if source.content is None else _executed(source)
         finally:
-            if folder:
-                with suppress(ValueError):  # the module has removed it
-                    sys.path.remove(folder)
+            if folder and folder in sys.path:  # the module may have removed it
+                sys.path.remove(folder)
 
 
-def _import_content(source: CodeSource) -> ModuleType:
+def _executed(source: CodeSource) -> ModuleType:
+    """Return a module that runs the very source, whoever has imported it before from other source or from bytecode.
+
+    A module of an installed package stays as the program has imported it.
+    """
     module = sys.modules.get(source.module)
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    if module is not None and not (isinstance(loader, _SourceLoader) and loader.source != source):
-        if not isinstance(loader, _SourceLoader) and source.folder is not None:
-            _check_current(module, source)
+    if module is not None and isinstance(loader, _SourceLoader) and loader.source == source:
         return module
     above, _, name = source.module.rpartition(".")
     package = importlib.import_module(above) if above else None
-    if source.folder is None and source.module in sys.modules:  # an installed package has imported it
+    if source.folder is None and source.module in sys.modules:
         return sys.modules[source.module]
-    inside = [str(Path(source.place).parent)] if source.package else None
-    spec = spec_from_file_location(
-        source.module, source.place, loader=_SourceLoader(source), submodule_search_locations=inside
-    )
+    spec = spec_from_file_location(source.module, source.place, loader=_SourceLoader(source))
     assert spec is not None and spec.loader is not None
     sys.modules[source.module] = module = module_from_spec(spec)
     try:
@@ -348,42 +297,6 @@ def _import_content(source: CodeSource) -> ModuleType:
     if package is not None:
         setattr(package, name, module)
     return sys.modules[source.module]
-
-
-def _check_current(module: ModuleType, source: CodeSource) -> None:
-    """Raise if a module that others have imported is not the one that was read."""
-    origin = getattr(module, "__file__", None)
-    if not _same_file(origin, source.place):
-        why = f"is already imported from {origin or 'elsewhere'}, and not from {source.place}"
-    elif not _is_current(module, source):
-        why = f"was imported before {source.place} was changed"
-    else:
-        return
-    raise ConfigError(
-        f"The module {source.module} {why}. Start a new process, rename one of them, or call "
-        f"importlib.reload({source.module})."
-    )
-
-
-def _is_current(module: ModuleType, source: CodeSource) -> bool:
-    """Return whether the functions and methods of a module are those that its file has now."""
-    try:
-        now = set(_codes(_SourceLoader(source).get_code(source.module)))
-    except (SyntaxError, ValueError):
-        return False
-    members = list(vars(module).values())
-    members += [m for c in members if isinstance(c, type) and c.__module__ == module.__name__ for m in vars(c).values()]
-    functions = (getattr(member, "__func__", member) for member in members)
-    codes = (function.__code__ for function in functions if isinstance(function, FunctionType))
-    here = (code for code in codes if _same_file(code.co_filename, source.place))
-    return all(code in now for code in here if not code.co_name.startswith(ADDED_BY_TORCH))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,29 +18,25 @@ from safetensors.torch import save as to_bytes
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.store import ClientMemory
-from fnrfl.core.types import State, Tree, aligned
+from fnrfl.core.trees import Tree, aligned, prefixed, under
+from fnrfl.core.values import State
 from fnrfl.rundir import files
-from fnrfl.rundir.directory import checkpoint_files
+from fnrfl.rundir.directory import written
 from fnrfl.rundir.record import CHECKPOINT_FORMAT, File, Index, read_index
 
 COMPILED = re.compile(r"(^|/)(?:_orig_mod\.)+")  # what torch.compile put before names, and older versions left there
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What a checkpoint belongs to: the config, and the log up to that round."""
-
-    config: str  # sha256 of the config
-    log: str  # sha256 of the log's lines so far
-
-
-def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory, stamp: Stamp) -> None:
-    """Keep the state after `done` rounds."""
+def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory, *, config: str, log: str) -> None:
+    """Keep the state after `done` rounds; `config` and `log` are the sha256 of the config and of the log so far."""
     before = read_index(run_dir)
-    clients = {} if before is None else {c: _hashed(run_dir, file) for c, file in before.clients.items()}
+    clients = {}
+    for client, file in before.clients.items() if before else ():
+        content = b"" if file.sha256 else files.read_bytes(run_dir / file.file)  # version 0.1.0 has named no hashes
+        clients[client] = File(file=file.file, sha256=file.sha256 or hashlib.sha256(content).hexdigest())
     rounds = run_dir / "rounds"
     rounds.mkdir(exist_ok=True)
-    _check_folder(rounds)
+    _refuse_links(rounds)
     folder = _free(rounds, f"{done:06d}")
     part = _free(rounds, folder.name, ".part")
     part.mkdir()
@@ -49,31 +44,19 @@ def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory,
     def kept(name: str, tensors: Tree) -> File:
         return File(file=f"rounds/{folder.name}/{name}", sha256=write_tensors(part / name, tensors))
 
-    server = kept("server.safetensors", _pack(state))
+    extra = prefixed("buffers", state.buffers, "/") | prefixed("extra", state.extra, "/")
+    server = kept("server.safetensors", {"params": state.params} | extra)
     for client in sorted(store.changed):
         clients[client] = kept(f"client-{client}.safetensors", store.get(client))
     files.sync(part)
     part.rename(folder)
     files.sync(rounds)
     new = Index(
-        format=CHECKPOINT_FORMAT,
-        round=done,
-        config=stamp.config,
-        log=stamp.log,
-        server=server,
-        clients=clients,
-        model=None,
+        format=CHECKPOINT_FORMAT, round=done, config=config, log=log, server=server, clients=clients, model=None
     )
     _write_index(run_dir, new)
     store.changed.clear()
     _prune(run_dir, new)
-
-
-def _hashed(run_dir: Path, file: File) -> File:
-    """A file that an older checkpoint names; version 0.1.0 has named it without its hash."""
-    if file.sha256 is not None:
-        return file
-    return File(file=file.file, sha256=hashlib.sha256(files.read_bytes(run_dir / file.file)).hexdigest())
 
 
 def finish(run_dir: Path, weights: Tree) -> Index:
@@ -106,12 +89,8 @@ def server_state(run_dir: Path, saved: Index) -> State:
     """What the server knows in a checkpoint."""
     flat = _read_file(run_dir, saved.server)
     if "params" not in flat:
-        raise ConfigError(f"{run_dir / saved.server.file} is not a server's state. Run again into another directory.")
-
-    def part(prefix: str) -> Tree:
-        return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
-
-    return State(flat["params"], part("buffers/"), part("extra/"))
+        raise files.damaged(run_dir / saved.server.file, "it is not a server's state")
+    return State(flat["params"], under("buffers", flat, "/"), under("extra", flat, "/"))
 
 
 def check_files(run_dir: Path, saved: Index) -> None:
@@ -148,27 +127,20 @@ def _free(folder: Path, name: str, ending: str = "") -> Path:
     return next(path for path in candidates if not path.exists() and not path.is_symlink())
 
 
-def _check_folder(folder: Path) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(
-            f"{folder} is a link or a file, and a run keeps its checkpoints in a folder of that name. Remove it, or "
-            "run again into another directory."
-        )
+def _refuse_links(*paths: Path) -> None:
+    for path in paths:
+        if path.is_symlink():
+            raise files.damaged(path, "it is a link")
 
 
 def _prune(run_dir: Path, saved: Index) -> None:
     alive = {saved.server.file, *(file.file for file in saved.clients.values())}
-    for path in checkpoint_files(run_dir):
+    for path in written(run_dir, "rounds"):
         if path.is_dir():
             with suppress(OSError):  # not empty: files of this checkpoint, or somebody else's
                 path.rmdir()
         elif path.relative_to(run_dir).as_posix() not in alive:
             path.unlink()
-
-
-def _pack(state: State) -> Tree:
-    buffers = {f"buffers/{k}": v for k, v in state.buffers.items()}
-    return {"params": state.params} | buffers | {f"extra/{k}": v for k, v in state.extra.items()}
 
 
 def write_tensors(path: Path, tensors: Tree) -> str:
@@ -183,18 +155,13 @@ def read_tensors(path: Path, sha256: str | None = None) -> Tree:
     try:
         content = files.read_bytes(path)
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-            raise ConfigError(
-                f"{path} is not what the run wrote: its sha256 is not the one in checkpoint.json. Put the file back as "
-                "it was, or run again into another directory."
-            )
+            raise files.damaged(path, "its sha256 is not the one in checkpoint.json")
         return aligned({COMPILED.sub(r"\1", name): tensor for name, tensor in from_bytes(content).items()})
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}). Run again into another directory.") from error
+        raise files.damaged(path, f"it cannot be read: {error}") from error
 
 
 def _read_file(run_dir: Path, file: File) -> Tree:
-    _check_folder(run_dir / "rounds")
-    _check_folder((run_dir / file.file).parent)
-    if (run_dir / file.file).is_symlink():
-        raise ConfigError(f"{run_dir / file.file} is a link, as no file of a run is. Put the file itself there.")
-    return read_tensors(run_dir / file.file, file.sha256)
+    path = run_dir / file.file
+    _refuse_links(run_dir / "rounds", path.parent, path)
+    return read_tensors(path, file.sha256)

@@ -1,7 +1,4 @@
-"""Configs by dotted key: whether two are the same, and whether one is a relative of the other.
-
-Everything that asks "is this the same config?" asks here, so that a command, a comparison and a report agree.
-"""
+"""Whether two configs, by dotted key, are the same, and whether one is a relative of the other: decided here alone."""
 
 from __future__ import annotations
 
@@ -23,7 +20,12 @@ WEIGHTED = ("fnr.weight", "fnr.penalty", "fnr.target")  # keys that do not matte
 
 def flat(tree: Mapping[str, Any]) -> Config:
     """A config's tree by dotted key."""
-    return with_present_names(dict(_flat(tree))) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
+
+    def pairs(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in part.items():
+            yield from pairs(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+
+    return with_present_names(dict(pairs(tree))) | {"fnr": "on" if isinstance(tree["fnr"], dict) else "off"}
 
 
 def with_present_names(config: Config) -> Config:
@@ -40,9 +42,6 @@ def flat_config(config: RunConfig) -> Config:
 def value_in_words(value: object) -> str:
     """A value of a config in a sentence."""
     return "not there" if value is None else json.dumps(value, default=str)
-
-
-# -- the same config? --------------------------------------------------------------------------------------------------
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -64,17 +63,13 @@ def differing_from_plan(planned: Config, written: Config) -> list[str]:
 
 def data_keys(config: Config) -> Config:
     """The keys that decide which examples there are, and their values."""
-    return {
-        key: value for key, value in _complete(config).items() if key.startswith("dataset.") and key != "dataset.scale"
-    }
+    return {k: v for k, v in _complete(config).items() if k.startswith("dataset.") and k != "dataset.scale"}
 
 
 def _complete(config: Config) -> Config:
     """A config with every key that its version did not have yet."""
     keys = _introduced(str(config.get("algorithm.name"))) | config
-    if config.get("fnr") == "off":
-        return {key: value for key, value in keys.items() if not key.startswith("fnr.")}
-    return keys
+    return keys if config.get("fnr") != "off" else {k: v for k, v in keys.items() if not k.startswith("fnr.")}
 
 
 @cache
@@ -96,9 +91,6 @@ def wrong_run(folder: Path, planned: Config, written: Config, plans: Mapping[str
     )
 
 
-# -- a relative? -------------------------------------------------------------------------------------------------------
-
-
 def is_control(other: Config, config: Config, *free: str) -> bool:
     """Whether a config is the control of another: the same refinement with weight 0, which makes the penalty void."""
     if not config.get("fnr.weight") or other.get("fnr.weight") != 0:
@@ -110,11 +102,3 @@ def without_keys(config: Config, *free: str) -> str:
     """Write a config as text, some keys and sections aside: the same text for the same config."""
     compared = {k: v for k, v in config.items() if k not in free and k.partition(".")[0] not in free}
     return json.dumps(compared, sort_keys=True, default=str)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

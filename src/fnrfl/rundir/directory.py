@@ -23,10 +23,15 @@ log = logging.getLogger("fnrfl")
 
 # What a run writes, and what `fnrfl report` writes beside it. Whatever else is in the folder is somebody else's.
 WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors", "report.html")
-CHECKPOINT_FOLDER = re.compile(r"\d{6,}(-\d+)?(\.part)?")  # below rounds/
-FILE = re.compile(r"(server|client-\d+)\.safetensors")
+CHECKPOINT_FOLDER = r"rounds/\d{6,}(-\d+)?(\.part)?"
 TENSORBOARD = "tensorboard"  # the folder of the logger
 FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split")
+FIGURE = re.compile(rf"({'|'.join(FIGURE_NAMES)})(-\d+)?\.(png|svg)")  # a second panel's ends with its number
+OURS = re.compile(  # files and folders, from the run directory; the lock is of versions before 0.2.0
+    rf"({'|'.join(map(re.escape, WRITTEN))})(\.part)?|\.lock"
+    rf"|rounds|{CHECKPOINT_FOLDER}(/(server|client-\d+)\.safetensors)?"
+    rf"|plots(/{FIGURE.pattern})?|{TENSORBOARD}(/events\.out\.tfevents\.[^/]*\.fnrfl)?"
+)
 
 
 class Taken(ConfigError):
@@ -41,9 +46,9 @@ class Taken(ConfigError):
 class RunDir:
     """A run directory that is being written: under its name, or for the time being beside the run that it replaces."""
 
-    def __init__(self, given: Path, path: Path) -> None:
+    def __init__(self, given: Path) -> None:
         self.given = given  # the name as its user writes it
-        self.name, self.path = Path(os.path.abspath(given)), path
+        self.name = self.path = Path(os.path.abspath(given))
 
     def settle(self) -> None:
         """Take the place of the old run, if there is one: to be called once there is a checkpoint to go on from."""
@@ -61,20 +66,15 @@ class RunDir:
         self.path = self.name
         _discard(old, self.name)
 
-    def drop(self) -> None:
-        """Remove a run that never got its name."""
-        if self.path != self.name:
-            _discard(self.path, self.name)
-
 
 @contextmanager
 def opened(run_dir: Path) -> Iterator[RunDir]:
     """A run directory to go on in, with nobody else at work in it."""
-    path = Path(os.path.abspath(run_dir))
-    with alone(path):
+    place = RunDir(run_dir)
+    with alone(place.name):
         for which in ("new", "old"):  # a kill may have left what a replacement was about to remove
-            _discard(_beside(path, which), path)
-        yield RunDir(run_dir, path)
+            _discard(_beside(place.name, which), place.name)
+        yield place
 
 
 @contextmanager
@@ -84,22 +84,38 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
     With `overwrite` a run that has this name keeps it until `settle`. If that never comes, nothing has happened.
     A folder that gets the name while this one is being made keeps it too, and this one is refused.
     """
-    name = Path(os.path.abspath(run_dir))
-    name.parent.mkdir(parents=True, exist_ok=True)
-    with alone(name), ExitStack() as stack:
-        if replaces := os.path.lexists(name):
+    made = RunDir(run_dir)
+    made.name.parent.mkdir(parents=True, exist_ok=True)
+    with alone(made.name):
+        recover(run_dir)
+        replaces = os.path.lexists(made.name)
+        if replaces:
             if not overwrite:
                 raise Taken(run_dir)
             check_replaceable(run_dir)
-        made = RunDir(run_dir, _beside(name, "new"))
-        _discard(made.path, name)  # a kill may have left one
-        stack.callback(made.drop)
-        made.path.mkdir(mode=0o755)
-        for file, content in contents.items():
-            files.write(made.path / file, content)
-        if not (replaces and os.path.lexists(name)):
-            _appear(made, run_dir)
-        yield made
+        made.path = _beside(made.name, "new")
+        _discard(made.path, made.name)  # a kill may have left one
+        try:
+            made.path.mkdir(mode=0o755)
+            for file, content in contents.items():
+                files.write(made.path / file, content)
+            if not replaces:
+                _appear(made)
+            yield made
+        finally:
+            if made.path != made.name:
+                _discard(made.path, made.name)
+
+
+def _appear(made: RunDir) -> None:
+    try:
+        made.path.rename(made.name)
+    except OSError as error:
+        if os.path.lexists(made.name):  # something has taken the name in the meantime
+            raise Taken(made.given) from error
+        raise
+    files.sync(made.name.parent)
+    made.path = made.name
 
 
 def create_first(
@@ -157,10 +173,7 @@ def check_is_run(run_dir: Path) -> None:
         )
     for path in (run_dir / name for name in WRITTEN):
         if os.path.lexists(path) and not files.is_plain_file(path):
-            raise ConfigError(
-                f"{path} is not a plain file, as every file of a run is. It may stand for something elsewhere, so it "
-                "is left alone. Put the file itself there."
-            )
+            raise files.damaged(path, "it is not a plain file, and may stand for something elsewhere")
 
 
 def check_replaceable(run_dir: Path) -> None:
@@ -171,32 +184,27 @@ def check_replaceable(run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} is not a run, so it is not replaced. Choose another directory with --out.")
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
 def _beside(name: Path, which: str) -> Path:
     return name.with_name(f".{name.name}.fnrfl-{which}")
 
 
-def _appear(made: RunDir, run_dir: Path) -> None:
-    try:
-        made.path.rename(made.name)
-    except OSError as error:
-        if os.path.lexists(made.name):  # something has taken the name in the meantime
-            raise Taken(run_dir) from error
-        raise
-    files.sync(made.name.parent)
-    made.path = made.name
-
-
 # -- removing ----------------------------------------------------------------------------------------------------------
+
+
+def written(run_dir: Path, below: str = ".") -> Iterator[Path]:
+    """Yield what a run, a logger and a report have written into a folder, files before their folders; no links."""
+    inside = (run_dir / below).rglob("*") if files.is_folder(run_dir / below) else ()
+    for path in sorted(inside, reverse=True):
+        ours = OURS.fullmatch(path.relative_to(run_dir).as_posix())
+        if ours and (files.is_plain_file(path) or files.is_folder(path)):
+            yield path
 
 
 def _discard(folder: Path, name: Path) -> None:
     """Remove a run that has been replaced or was never finished; files that fnrfl did not write stay, and are named."""
     if not files.is_folder(folder):
         return
-    for path in _written(folder):
+    for path in (folder / WRITTEN[0], *written(folder)):  # without its config, a run that is half removed is none
         with suppress(OSError):
             path.rmdir() if files.is_folder(path) else path.unlink()
     with suppress(OSError):
@@ -207,36 +215,3 @@ def _discard(folder: Path, name: Path) -> None:
     foreign = ", ".join(sorted(path.name for path in folder.iterdir()))
     folder.rename(aside)
     log.warning(f"{aside} has what was in the old run and is not fnrfl's: {foreign}.")
-
-
-def checkpoint_files(run_dir: Path) -> Iterator[Path]:
-    """Every file below `rounds/` that a checkpoint has written, each before the folder that it is in; no links."""
-    rounds = run_dir / "rounds"
-    if not files.is_folder(rounds):
-        return
-    for folder in sorted(rounds.iterdir()):
-        if CHECKPOINT_FOLDER.fullmatch(folder.name) and files.is_folder(folder):
-            yield from (f for f in sorted(folder.iterdir()) if FILE.fullmatch(f.name) and not f.is_symlink())
-            yield folder
-
-
-def _written(folder: Path) -> Iterator[Path]:
-    """What a run, a logger and a report have written into a folder, files before their folders; no links.
-
-    The files that make a folder a run come first: a run that is half removed is none.
-    """
-    for name in (*WRITTEN, ".lock"):  # the last one is of versions before 0.2.0
-        yield from (path for path in (folder / name, folder / f"{name}.part") if files.is_plain_file(path))
-    yield from checkpoint_files(folder)
-    yield folder / "rounds"
-    for logged in (folder / TENSORBOARD, folder / "plots"):
-        if files.is_folder(logged):
-            yield from figure_files(logged)
-            yield from (path for path in logged.glob("events.out.tfevents.*.fnrfl") if files.is_plain_file(path))
-            yield logged
-
-
-def figure_files(folder: Path) -> list[Path]:
-    """The figures of a report in a folder, by their names; a second panel's end with its number."""
-    known = re.compile(rf"({'|'.join(FIGURE_NAMES)})(-\d+)?\.(png|svg)")
-    return sorted(path for path in folder.iterdir() if known.fullmatch(path.name) and files.is_plain_file(path))

@@ -38,14 +38,9 @@ def read_log(path: Path) -> Iterator[bytes]:
         raise ConfigError(f"{path} cannot be read ({error}); a run directory has an events.jsonl.") from error
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """Read the events of a log, one after another."""
-    return parse_events(path, read_log(path))
-
-
-def parse_events(path: Path, lines: Iterable[bytes]) -> Iterator[Event]:
-    """Parse the lines of a log; `path` is for the sentence about a line that is no event."""
-    for number, text in enumerate(lines, 1):
+def read_events(path: Path, lines: Iterable[bytes] | None = None) -> Iterator[Event]:
+    """Read the events of a log, one after another; or parse some of its lines, which have been read."""
+    for number, text in enumerate(read_log(path) if lines is None else lines, 1):
         try:
             event = json.loads(text)
         except (ValueError, RecursionError) as error:

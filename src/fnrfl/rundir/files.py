@@ -12,8 +12,9 @@ from typing import BinaryIO
 
 from fnrfl.core.errors import ConfigError
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none, and makes links for administrators only
-_BINARY = getattr(os, "O_BINARY", 0)
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows has this one alone
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | _BINARY
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | _BINARY
 
 
 def sync(path: Path) -> None:
@@ -41,8 +42,7 @@ def write(path: Path, content: str | bytes) -> None:
 def write_new(path: Path, content: str | bytes) -> None:
     """Write a file that nothing else has a name for; what stood under this name, a link too, is removed first."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _BINARY, 0o644)
-    with os.fdopen(handle, "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o644), "wb") as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
@@ -50,13 +50,12 @@ def write_new(path: Path, content: str | bytes) -> None:
 
 def append(path: Path, content: bytes) -> None:
     """Add to the end of a file that is there already, and is a file of its own."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | _NO_LINK | _BINARY)
-    with os.fdopen(handle, "ab") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | _NO_LINK), "ab") as file:
         file.write(content)
 
 
 def read(path: Path, what: str) -> str:
-    """A file's text, or a sentence about why there is none."""
+    """Read a file's text, or say why there is none."""
     try:
         return read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +70,7 @@ def read_bytes(path: Path) -> bytes:
 
 def open_plain(path: Path) -> BinaryIO:
     """Open a plain file; anything else, such as a pipe that nobody writes to, is an OSError."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | _NO_WAITING), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(f"{path} is not a plain file")
@@ -79,8 +78,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def damaged(path: Path, why: str) -> ConfigError:
-    """What is said of a file or folder of a run that cannot be used."""
-    return ConfigError(f"{path} is damaged ({why}). Run again into another directory.")
+    """Return the error about a file or folder of a run that is not as the run wrote it."""
+    return ConfigError(f"{path} is damaged ({why}). Put it back as it was, or run again into another directory.")
 
 
 def is_plain_file(path: Path) -> bool:

@@ -8,14 +8,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-SIGNAL_AGAIN = {signal.SIGINT: "Press Ctrl-C again"}
 ONCE_MORE = 0.01  # seconds after which a signal comes again that was ignored
-Handler = Callable[[int, FrameType | None], object]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -54,19 +52,19 @@ def interruptible() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
     def ask(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         if len(asked) > 1:
-            raise _stop(number)
-        again = SIGNAL_AGAIN.get(signal.Signals(number), f"Send {signal.Signals(number).name} again")
+            interrupt(number)
+        again = "Press Ctrl-C again" if number == signal.SIGINT else f"Send {signal.Signals(number).name} again"
         with suppress(OSError):  # not sys.stderr, which the signal may have caught in the middle of a write
             os.write(2, f"\nfnrfl: stopping after this round, to save it. {again} to stop at once.\n".encode())
 
-    with _handled(ask, _USUAL):
+    with _handled(ask, *_USUAL):
         yield lambda: _stop(asked[0]) if asked else None
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that nothing is left lying about."""
-    with _handled(interrupt, {number: usual for number, usual in _USUAL.items() if number != signal.SIGINT}):
+    with _handled(interrupt, *(_USUAL.keys() - {signal.SIGINT})):
         yield
 
 
@@ -82,24 +80,23 @@ _USUAL = {
 
 
 @contextmanager
-def _handled(handler: Handler, which: Mapping[signal.Signals, object]) -> Iterator[None]:
-    """Inside, `handler` gets the signals of `which`, as far as they have their usual meaning."""
-    handled = False
-    with ExitStack() as before:
-        for number, usual in which.items():
-            found = signal.getsignal(number)
-            if found not in (usual, interrupt):
-                continue
-            try:
-                signal.signal(number, handler)
-            except ValueError:  # only the main thread may
-                break
-            before.callback(signal.signal, number, found)
-            handled = True
-        if handled:
-            before.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-            sys.unraisablehook = functools.partial(_send_again, sys.unraisablehook)
+def _handled(handler: Callable[[int, FrameType | None], object], *which: signal.Signals) -> Iterator[None]:
+    """Inside, `handler` gets these signals, as far as they have their usual meaning."""
+    found = {number: signal.getsignal(number) for number in which}
+    mine = {number: before for number, before in found.items() if before in (_USUAL[number], interrupt)}
+    if not mine or threading.current_thread() is not threading.main_thread():  # which alone may handle any
         yield
+        return
+    hook = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_send_again, hook)
+    try:
+        for number in mine:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, before in mine.items():
+            signal.signal(number, before)
+        sys.unraisablehook = hook
 
 
 def _send_again(others: Callable[[Any], object], ignored: Any) -> None:

@@ -17,6 +17,7 @@ class InUse(ConfigError):
     """A folder in which another run is at work."""
 
     def __init__(self, folder: Path, process: str) -> None:
+        self.process = process
         super().__init__(
             f"{folder} is in use by process {process}. Wait until it is done, or choose another place with --out."
         )
@@ -42,7 +43,10 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         held = FileLock(path).acquire(timeout=0)
     except Timeout:
-        raise InUse(folder, _holder(path)) from None
+        process = ""
+        with suppress(OSError, UnicodeDecodeError):  # it has just ended
+            process = path.read_text().strip()
+        raise InUse(folder, process or "unknown") from None
     except (OSError, NotImplementedError) as error:  # of a file system without locks, such as some network mounts
         if getattr(error, "errno", None) not in (None, errno.ENOLCK, errno.ENOTSUP):
             raise
@@ -57,23 +61,12 @@ def alone(folder: Path) -> Iterator[None]:
 
 def holder_of(folder: Path) -> str | None:
     """Return the number of the process that is at work in a folder; None if there is none, or nobody can tell."""
-    from filelock import FileLock, Timeout
-
-    path = lock_file(folder)
-    if not files.is_plain_file(path):
-        return None
     try:
-        with FileLock(path).acquire(timeout=0), suppress(OSError):
-            os.unlink(path)  # of a process that was killed
-    except Timeout:
-        return _holder(path)
-    except (OSError, NotImplementedError):  # a folder that is read alone, or a file system without locks
-        return None
+        if files.is_plain_file(lock_file(folder)):
+            with alone(folder):  # which removes the lock of a process that was killed
+                pass
+    except InUse as error:
+        return error.process
+    except (OSError, ConfigError):  # a folder that is read alone
+        pass
     return None
-
-
-def _holder(path: Path) -> str:
-    try:
-        return path.read_text().strip() or "unknown"
-    except (OSError, UnicodeDecodeError):  # it has just ended
-        return "unknown"

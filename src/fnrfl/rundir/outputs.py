@@ -15,7 +15,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import WRITTEN
 
-OF_A_RUN = tuple(name for name in WRITTEN if name != "report.html")
+OF_A_RUN = {*WRITTEN, "rounds"} - {"report.html"}
 # Text that a spreadsheet would run, and no number; as in exports.js
 FORMULA = re.compile(r"(?!\s*[+-]?[\d.]+(e[+-]?\d+)?$)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", re.I)
 OF_A_COMPARISON = ("grid.json", "comparison.json", "comparison.csv", "comparison.md")
@@ -27,17 +27,14 @@ def check_output(path: Path) -> Path:
     for folder in place.parents:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{path} cannot be written: {folder} is a file. Choose another place.")
-        if _is_needed(place.relative_to(folder), folder):
+        inside = place.relative_to(folder)
+        if (folder / "config.toml").is_file() and (folder / "events.jsonl").is_file():
+            needed = inside.parts[0] in OF_A_RUN or inside.suffix == ".safetensors"
+        else:
+            needed = (folder / "grid.json").is_file() and str(inside) in OF_A_COMPARISON
+        if needed:
             raise ConfigError(f"{path} is a file of the run in {folder}: it is not written over. Choose another name.")
     return path
-
-
-def _is_needed(inside: Path, folder: Path) -> bool:
-    """Whether a path inside a folder is one of the files of the run or the comparison that is there."""
-    first = inside.parts[0]
-    if (folder / "config.toml").is_file() and (folder / "events.jsonl").is_file():
-        return first in (*OF_A_RUN, "rounds") or inside.suffix == ".safetensors"
-    return (folder / "grid.json").is_file() and str(inside) in OF_A_COMPARISON
 
 
 def check_not_read(path: Path, data: str) -> None:
@@ -74,13 +71,12 @@ def write_named(path: Path, content: str) -> None:
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Format rows as CSV; text that a spreadsheet would run as a formula gets an apostrophe, a number stays."""
-    return "".join(map(_csv_line, rows))
-
-
-def _csv_line(row: Iterable[object]) -> str:
-    text = io.StringIO()  # whose lines end in \r\n, so that a cell with \r is quoted
-    csv.writer(text).writerow(f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row)
-    return text.getvalue().removesuffix("\r\n") + "\n"
+    lines = []
+    for row in rows:
+        line = io.StringIO()  # which ends in \r\n, so that a cell with \r is quoted
+        csv.writer(line).writerow(f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row)
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 def write_output(path: Path, content: str | bytes) -> None:

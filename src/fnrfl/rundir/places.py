@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from fnrfl.config import RunConfig
 from fnrfl.core.errors import ConfigError
@@ -16,56 +16,55 @@ from fnrfl.rundir.configs import differing_from_plan, flat, flat_config
 from fnrfl.rundir.lock import InUse, holder_of
 
 
-def run_dirs(config: RunConfig) -> Iterator[Path]:
-    """The folders that a run may have by default, in order: its own name, then the same with -2, -3 and so on."""
-    first = config.run_dir
-    for path in map(first.with_name, files.numbered_names(first.name)):
-        directory.recover(path)  # a kill may have left a run without its name, which is taken all the same
-        yield path
+def run_dirs(config: RunConfig, out: str | Path | Literal[True] = True, *, overwrite: bool = False) -> Iterable[Path]:
+    """List the folders that a run may have: by default its own name, then the same with -2, -3 and so on.
 
-
-def free_run_dir(config: RunConfig) -> Path:
-    """The first of them that is not taken."""
-    return next(path for path in run_dirs(config) if not os.path.lexists(path))
+    A folder that was asked for and cannot be had is refused at once.
+    """
+    run_dir = config.run_dir if out is True else Path(out)
+    if out is True and not overwrite:
+        return map(run_dir.with_name, files.numbered_names(run_dir.name))
+    directory.recover(run_dir)
+    if os.path.lexists(run_dir):
+        if not overwrite:
+            raise taken(run_dir, config)
+        directory.check_replaceable(run_dir)
+    return [run_dir]
 
 
 def choose_run_dir(config: RunConfig, out: Path | None, *, overwrite: bool) -> Path:
-    """Where the command line keeps a run.
+    """Choose where the command line keeps a run: the first of these folders that is free.
 
-    Refused is a folder given with --out that is taken; and, without --out, a second start of a run that was begun
-    under one of its names and is not finished, because whoever types the same command again wants to go on.
+    A second start of a run that was begun under one of its names and is not finished is refused, because whoever types
+    the same command again wants to go on.
     """
-    if overwrite:
-        return out or config.run_dir
-    if out is not None:
-        directory.recover(out)
-        if os.path.lexists(out):
-            raise taken(out, config)
-        return out
-    for path in itertools.takewhile(os.path.lexists, run_dirs(config)):
+    for path in run_dirs(config, out or True, overwrite=overwrite):
+        directory.recover(path)  # a kill may have left a run without its name, which is taken all the same
+        if overwrite or not os.path.lexists(path):
+            return path
         if is_begun(config, path):
             raise taken(path, config)
-    return free_run_dir(config)
+    raise AssertionError("there is always one more name")
 
 
 def taken(run_dir: Path, config: RunConfig) -> ConfigError:
-    """Why a run is not begun in a folder, and the ways out; to resume is one only if that is the same run."""
-    ways = "choose another directory with --out, or replace it with --overwrite."
+    """Say why a run is not begun in a folder, and the ways out; to resume is one only if that is the same run."""
+    there, ways = f"{run_dir} exists already", "choose another directory with --out, or replace it with --overwrite."
     if not (run_dir / "config.toml").is_file():
-        return ConfigError(f"{run_dir} exists already and is not a run. Choose another directory with --out.")
+        return ConfigError(f"{there} and is not a run. Choose another directory with --out.")
     if not is_of(config, run_dir):
-        return ConfigError(f"{run_dir} exists already, with a run of another config: {ways}")
-    if _is_unfinished(run_dir):
-        if (process := holder_of(run_dir)) is not None:
-            return InUse(run_dir, process)
-        begun = f"{run_dir} exists already: this run was started there and is not finished."
-        return ConfigError(f"{begun} Go on with `fnrfl resume {shlex.quote(str(run_dir))}`, {ways}")
-    return ConfigError(f"{run_dir} exists already: this run is finished there. To run it again, {ways}")
+        return ConfigError(f"{there}, with a run of another config: {ways}")
+    if directory.is_finished(run_dir):
+        return ConfigError(f"{there}: this run is finished there. To run it again, {ways}")
+    if (process := holder_of(run_dir)) is not None:
+        return InUse(run_dir, process)
+    go_on = f"Go on with `fnrfl resume {shlex.quote(str(run_dir))}`"
+    return ConfigError(f"{there}: this run was started there and is not finished. {go_on}, {ways}")
 
 
 def is_begun(config: RunConfig, run_dir: Path) -> bool:
     """Whether a run directory is of this config and can be resumed."""
-    return _is_unfinished(run_dir) and is_of(config, run_dir)
+    return is_of(config, run_dir) and not directory.is_finished(run_dir)
 
 
 def is_of(config: RunConfig, run_dir: Path) -> bool:
@@ -75,7 +74,3 @@ def is_of(config: RunConfig, run_dir: Path) -> bool:
         return not differing_from_plan(flat_config(config), flat(written))
     except (OSError, ValueError, LookupError, RecursionError):
         return False
-
-
-def _is_unfinished(run_dir: Path) -> bool:
-    return (run_dir / "config.toml").is_file() and not directory.is_finished(run_dir)

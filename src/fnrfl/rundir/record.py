@@ -7,12 +7,14 @@ metric, or something that a method notes.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, Strict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, Strict, TypeAdapter, ValidationError, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one on Python 3.11
 
 from fnrfl.core.errors import ConfigError
@@ -111,11 +113,12 @@ def check_run(where: Path, header: object, partition: Mapping[str, Any]) -> None
     """Refuse a run whose first line or split breaks the schema, with the file and the value that is wrong."""
     _check(where, "partition.json", PartitionFile, partition)
     began: RunHeader = _check(where, "events.jsonl, line 1", RunHeader, header)
-    classes = {len(row) for row in partition["counts"]}
-    if {len(one) for one in (began.get("test_counts"), began["data"].get("classes")) if one} - classes:
-        raise files.damaged(where, "events.jsonl, line 1: it has another number of classes than partition.json")
-    if len(began.get("site_test_counts", ())) not in (0, len(partition["counts"])):
-        raise files.damaged(where, "events.jsonl, line 1: it has another number of clients than partition.json")
+    classes = {
+        len(one) for one in (*partition["counts"], began.get("test_counts"), began["data"].get("classes")) if one
+    }
+    sites = {len(one) for one in (partition["counts"], began.get("site_test_counts")) if one}
+    if len(classes) > 1 or len(sites) > 1:
+        raise files.damaged(where, "events.jsonl, line 1: partition.json has another number of classes or clients")
 
 
 def checked_rounds(where: Path, rounds: Iterable[Event], partition: Mapping[str, Any]) -> Iterator[Event]:
@@ -142,18 +145,20 @@ def listed_and_numbers(event: Event) -> Event:
     return {k: v for k, v in event.items() if k in keys or v is None or isinstance(v, int | float)}
 
 
-@cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
+_adapter = cache(TypeAdapter[Any])
 
 
 def _check(where: Path, file: str, schema: Any, value: object) -> Any:
     try:
         return _adapter(schema).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the line"
-        raise files.damaged(where, f"{file}: {key}: {first['msg'].lower()}") from None
+        raise files.damaged(where, f"{file}: {_first(error, 'the line')}") from None
+
+
+def _first(error: ValidationError, whole: str) -> str:
+    """Say which key is wrong first, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg'].lower()}"
 
 
 # -- checkpoint.json ---------------------------------------------------------------------------------------------------
@@ -174,57 +179,43 @@ class Index(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     format: int
-    round: int
+    round: NonNegativeInt
     config: str
     log: str | None
     server: File
     clients: dict[Annotated[int, Strict(False)], File]
     model: str | None  # sha256 of model.safetensors, once the run is finished
 
+    @model_validator(mode="after")
+    def _names_what_a_checkpoint_writes(self) -> Index:
+        named = {"server": self.server, **{f"client-{client}": file for client, file in self.clients.items()}}
+        for stem, file in named.items():
+            if not re.fullmatch(rf"{CHECKPOINT_FOLDER}/{stem}\.safetensors", file.file):
+                raise ValueError(f"{file.file!r} is named as the file of {stem}, which no checkpoint has written")
+        if self.format == CHECKPOINT_FORMAT and None in (self.log, *(file.sha256 for file in named.values())):
+            raise ValueError("a hash is missing")
+        return self
+
 
 def read_index(run_dir: Path) -> Index | None:
     """Return what `checkpoint.json` says; None before the first checkpoint."""
     path = run_dir / "checkpoint.json"
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):
         return None
     try:
         content = json.loads(files.read(path, "it must be as the run left it"))
         found = content["format"]
-        if found == 2:
-            content = _of_format_2(content)
+        if found == 2:  # of version 0.1.0, which has no hashes
+            clients = {client: {"file": file, "sha256": None} for client, file in content["clients"].items()}
+            server = {"file": content["server"], "sha256": None}
+            content |= {"log": None, "model": None, "clients": clients, "server": server}
         if found in (2, CHECKPOINT_FORMAT):
-            return _checked_index(path, Index.model_validate(content))
+            return Index.model_validate(content)
+    except ValidationError as error:
+        raise files.damaged(path, _first(error, "the file")) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise files.damaged(path, type(error).__name__) from error
     raise ConfigError(
         f"{path} has format {found}, and this version reads formats 2 and {CHECKPOINT_FORMAT}. Resume it with the "
         "version that wrote it, or run again."
     )
-
-
-def _of_format_2(content: dict[str, object]) -> dict[str, object]:
-    """Return the index of a run of version 0.1.0, which has no hashes, in today's form."""
-    clients = content["clients"]
-    if not isinstance(clients, dict):
-        raise TypeError("its clients are no table")
-    named = {client: {"file": file, "sha256": None} for client, file in clients.items()}
-    return content | {
-        "log": None, "model": None, "clients": named, "server": {"file": content["server"], "sha256": None},
-    }  # fmt: skip
-
-
-def _checked_index(path: Path, found: Index) -> Index:
-    """Refuse names that a checkpoint cannot have given, and one of this format without its hashes."""
-    named = [(found.server, "server"), *((file, f"client-{client}") for client, file in found.clients.items())]
-    for file, stem in named:
-        top, _, rest = file.file.partition("/")
-        folder, _, name = rest.partition("/")
-        if top != "rounds" or not CHECKPOINT_FOLDER.fullmatch(folder) or name != f"{stem}.safetensors":
-            raise ConfigError(
-                f"{path} names {file.file!r} as the file of {stem}, which no checkpoint has written. Put it back as it "
-                "was, or run again into another directory."
-            )
-    hashed = found.log is not None and all(file.sha256 is not None for file, _ in named)
-    if found.round < 0 or (found.format == CHECKPOINT_FORMAT and not hashed):
-        raise files.damaged(path, "a hash is missing, or its round")
-    return found

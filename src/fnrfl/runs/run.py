@@ -24,7 +24,7 @@ from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.metered import Metered
 from fnrfl.process import isolated
-from fnrfl.rundir import checkpoint, directory, events, files
+from fnrfl.rundir import checkpoint, directory, events, files, places
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
@@ -69,7 +69,7 @@ def run(
     and the server have agreed on.
     """
     told = Listeners(progress, callbacks)
-    names = () if out is None else run_files.possible_run_dirs(config, out, overwrite)
+    names = () if out is None else places.run_dirs(config, out, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
         connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
         checkpoint_every = checkpoint_every if network is None else 0.0
@@ -197,8 +197,8 @@ class RunWriter:
         if self.place is None:
             return
         files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
-        stamp = checkpoint.Stamp(built.config.sha256, self._logged.hexdigest())
-        checkpoint.save_checkpoint(self.place.path, len(rounds), state, built.engine.memory, stamp)
+        hashes = {"config": built.config.sha256, "log": self._logged.hexdigest()}
+        checkpoint.save_checkpoint(self.place.path, len(rounds), state, built.engine.memory, **hashes)
         self.place.settle()
         self.restart_clock()
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ import fnrfl
 from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import sizes_of
-from fnrfl.rundir import directory, events, places
+from fnrfl.rundir import directory, events
 from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
@@ -33,19 +32,6 @@ from fnrfl.usercode import source_hashes
 log = logging.getLogger("fnrfl")
 
 # -- when a run begins -------------------------------------------------------------------------------------------------
-
-
-def possible_run_dirs(config: RunConfig, out: str | Path | Literal[True], overwrite: bool) -> Iterable[Path]:
-    """The names that a run may get, in order. A name that was asked for and cannot be had is refused at once."""
-    if out is True and not overwrite:
-        return places.run_dirs(config)
-    run_dir = config.run_dir if out is True else Path(out)
-    directory.recover(run_dir)
-    if os.path.lexists(run_dir):
-        if not overwrite:
-            raise places.taken(run_dir, config)
-        directory.check_replaceable(run_dir)
-    return [run_dir]
 
 
 def create_run_dir(stack: ExitStack, names: Iterable[Path], built: Built, *, overwrite: bool) -> tuple[RunDir, Event]:
@@ -134,8 +120,8 @@ def verify(run_dir: Path, *, trust: bool) -> Verified:
                 f"{run_dir / name} belongs to another config than the config.toml beside it. Put that file back as it "
                 "was, or run again into another directory."
             )
-    log = found.log()
-    header, *rounds = events.parse_events(run_dir / "events.jsonl", log)
+    log = list(found.log())
+    header, *rounds = events.read_events(run_dir / "events.jsonl", log)
     return Verified(config, found.saved, log, [header, *checked_rounds(run_dir, rounds, found.partition)])
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.numbers import chart_number, percent
 from fnrfl.results.report.references import share_range
-from fnrfl.rundir.directory import figure_files
+from fnrfl.rundir.directory import FIGURE
+from fnrfl.rundir.files import is_plain_file
 from fnrfl.rundir.outputs import write_output
 
 try:
@@ -63,8 +64,9 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
                     date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
                     write_output(path, as_image(figure, suffix, date))
                     written.append(path)
-    for old in set(figure_files(folder)) - set(written):
-        old.unlink()
+    for old in set(folder.iterdir()) - set(written):
+        if FIGURE.fullmatch(old.name) and is_plain_file(old):
+            old.unlink()
     return written
 
 
