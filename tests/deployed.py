@@ -63,8 +63,9 @@ def federation(folder: Path, *words: object, nodes: int = 3, secure: bool = True
 class Run:
     """`fnrfl deploy run` in the background."""
 
-    def __init__(self, made: Deployment, out: Path, *words: object) -> None:
-        command = [sys.executable, "-m", "fnrfl", "deploy", "run", str(made.root), *map(str, words)]
+    def __init__(self, made: Deployment, out: Path, *words: str, resume: bool = False) -> None:
+        command = [sys.executable, "-m", "fnrfl", "deploy", "run", str(made.root), *words]
+        command += ["--resume" if resume else "-o", str(out)]
         self.out, self.log = out, made.logs / f"run-{out.name}-{len(list(made.logs.iterdir()))}.log"
         told = self.log.open("wb")
         self.process = subprocess.Popen(command, env=os.environ | HERE, stdout=told, stderr=told)

@@ -52,12 +52,9 @@ class FakeNetwork(Network):
             letter = from_bytes(message)
             if number in self.kills_server_at:
                 self.kills_server_at.discard(number)
-                answer_bytes(
-                    message, self.open_node(client, letter.run).answer
-                )  # the node has worked, and nobody hears of it
+                answer_bytes(message, self.open_node(client, letter.run).answer)  # and nobody hears of it
                 raise ServerKilled
-            fault = self.faults.get(number, "")
-            if fault:
+            if fault := self.faults.get(number, ""):
                 self.met.append((client, letter.run, f"{letter.round + 1}", f"{letter.phase}: {fault}"))
             yield from self._answers(client, letter, message, fault, seconds)
 

@@ -1,8 +1,5 @@
 """A Flower federation of real processes on this machine: a SuperLink, some SuperNodes, and `flwr run`.
 
-    with FlowerProcesses(tmp_path, nodes=2) as federation:
-        output = federation.run(app_folder, {"num-rounds": 2}, seconds=300)
-
 Everything listens on 127.0.0.1, without TLS, and keeps its files in the folder, in which all processes work: by that
 they are known again, and those that still run when the block is left are ended. With `simulation=True` the SuperLink
 runs Flower's simulation, and there are no SuperNodes.
@@ -85,13 +82,9 @@ class FlowerProcesses:
         files = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
-    def running(self) -> list[psutil.Process]:
-        """All processes of this federation."""
-        return working_in(self.folder)
-
     def stop(self) -> None:
         """End everything."""
-        for process in (processes := self.running()):
+        for process in (processes := working_in(self.folder)):
             process.terminate()
         psutil.wait_procs(processes, 20)
-        kill(self.running())
+        kill(working_in(self.folder))

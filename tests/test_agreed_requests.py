@@ -80,6 +80,8 @@ def write_sites(folder: Path, test_seed: int = 0) -> None:
 
 def sites(*words: str, folder: str = "sites", **own: Any) -> Handshake:
     """What was agreed on with two sites."""
+    if not Path(folder).exists():
+        write_sites(Path(folder), test_seed=int(folder == "other"))
     nodes = [NodeConfig(data=f"{folder}/{name}.npz", name=name, public="public.npz", **own) for name in ("a", "b")]
     network = Carrier(nodes, Path(mkdtemp(dir=".")))
     return agree(load(None, [*WORDS, *words, "engine=flower"]), network, "test.npz")
@@ -102,10 +104,19 @@ class Carrier(ServiceNetwork):
     def send(self, letter: bytes, node: int = 0) -> bytes:
         return self.services[node].answer(letter)
 
-    def ask(self, request: Any, **fields: Any) -> Any:
+    def ask(self, request: Any) -> Any:
         """What client 0 answers to a request that somebody has made up."""
         letter = NodeRequest("agreed", "1", 0, getattr(request, "round", 0), 9, "local", request)
-        return content(self.send(to_bytes(replace(letter, **fields))))
+        return content(self.send(to_bytes(letter)))
+
+    def letter(self, phase: str = "local") -> Any:
+        """The last letter of a phase to client 0."""
+        return [one for one in map(from_bytes, self.letters) if one.phase == phase][-1]
+
+    def last(self, phase: str = "local", **changed: Any) -> Any:
+        """What client 0 answers to that letter, changed."""
+        letter = self.letter(phase)
+        return content(self.send(to_bytes(replace(letter, request=replace(letter.request, **changed)))))
 
 
 def carried(*words: str, folder: str = "sites", **own: Any) -> tuple[Carrier, Built]:
@@ -135,7 +146,6 @@ class Rows(Probe):
 
 @pytest.mark.parametrize("data", ["test", "validation", "private"])
 def test_no_task_and_no_question_reaches_data_that_the_method_does_not_ask_about(data: Any) -> None:
-    write_sites(Path("sites"))
     network, built = carried("algorithm=ktpfl", "public.distill=0.5")
     start, training = State(*built.net.flatten()), built.engine.training
     for probe in (SoftPredictions(12, 1.0), Rows(12), Accuracy()):
@@ -146,30 +156,21 @@ def test_no_task_and_no_question_reaches_data_that_the_method_does_not_ask_about
 
 
 def test_a_model_that_stays_with_its_client_is_not_sent_because_a_server_asks_for_it() -> None:
-    write_sites(Path("sites"))
     network, built = carried("algorithm=local-only")
-    (letter,) = [one for one in map(from_bytes, network.letters) if (one.round, one.phase) == (1, "keep")]
-    task = letter.request.task
-    again = network.send(to_bytes(letter))
-    assert not isinstance(from_bytes(again).content, Failure) and from_bytes(again).content.replies.params.numel() == 0
+    task = network.letter("keep").request.task
+    assert network.last("keep").replies.params.numel() == 0
     for changed in (replace(task, send_model=True), replace(task, objective=Objective(), start=None, send_model=True)):
-        answer = from_bytes(network.send(to_bytes(replace(letter, request=replace(letter.request, task=changed)))))
-        assert isinstance(answer.content, Failure)
+        assert isinstance(network.last("keep", task=changed), Failure)
     assert isinstance(network.ask(MemoryRequest(0)), Failure)
 
 
 def test_layers_of_the_clients_own_are_not_sent_because_a_server_leaves_their_names_out() -> None:
-    write_sites(Path("sites"))
     network, _ = carried("algorithm=fedbn", "model=mlp(hidden=4, norm=batch)")
-    letter = from_bytes(network.letters[-1])
-    assert letter.request.task.never_sent
-    task = replace(letter.request.task, never_sent=frozenset())
-    answer = from_bytes(network.send(to_bytes(replace(letter, request=replace(letter.request, task=task)))))
-    assert isinstance(answer.content, Failure)
+    task = network.letter().request.task
+    assert task.never_sent and isinstance(network.last(task=replace(task, never_sent=frozenset())), Failure)
 
 
 def test_a_node_shows_no_memory_that_the_method_does_not_need_to_score() -> None:
-    write_sites(Path("sites"))
     network, _ = carried("algorithm=scaffold", share_memory=True)
     assert isinstance(network.ask(MemoryRequest(0)), Failure)
     network, _ = carried("algorithm=local-only", share_memory=True)
@@ -178,20 +179,16 @@ def test_a_node_shows_no_memory_that_the_method_does_not_need_to_score() -> None
 
 @pytest.mark.parametrize("change", [{"lr": -1.0}, {"lr": 3.0}, {"batch": -1}, {"batch": 10**9}, {"epochs": 10**6}])
 def test_a_task_is_no_longer_and_no_other_than_agreed(change: dict[str, Any]) -> None:
-    write_sites(Path("sites"))
     network, _ = carried()
-    letter = from_bytes(network.letters[-1])
-    training = replace(letter.request.training, **change)
-    request = replace(letter.request, training=training, epochs=[training.epochs])
+    training = replace(network.letter().request.training, **change)
+    longer = {"training": training, "epochs": [training.epochs]}
     began = time.process_time()
-    for one in (request, replace(letter.request, epochs=[change.get("epochs", 3)]), replace(request, max_steps=1)):
-        assert isinstance(from_bytes(network.send(to_bytes(replace(letter, request=one)))).content, Failure)
-    assert time.process_time() - began < 5
-    assert not isinstance(from_bytes(network.send(to_bytes(letter))).content, Failure)
+    for changed in (longer, {"epochs": [change.get("epochs", 3)]}, longer | {"max_steps": 1}):
+        assert isinstance(network.last(**changed), Failure)
+    assert time.process_time() - began < 5 and not isinstance(network.last(), Failure)
 
 
 def test_a_recipe_that_asks_for_more_work_than_a_node_accepts_is_refused() -> None:
-    write_sites(Path("sites"))
     with pytest.raises(ClientError, match="max_examples"):
         carried("client.epochs=4", max_examples=51)  # 4 passes over 12 examples, and the last batch
     carried("client.epochs=4", max_examples=52)
@@ -234,8 +231,6 @@ def form(answer: bytes) -> Any:
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_server_sends_nothing_leaves_but_what_the_method_sends(method: str, examples: int) -> None:
     """Two nodes whose test rows differ answer alike to every letter, and in no other form than in an honest run."""
-    write_sites(Path("sites"))
-    write_sites(Path("other"), test_seed=1)
     words = (f"algorithm={method}", *METHODS[method])
     (network, _), (twin, _) = carried(*words), carried(*words, folder="other")
     assert list(map(numbers, network.answers)) == list(map(numbers, twin.answers))
@@ -273,7 +268,6 @@ MORE_METHODS = METHODS | {
 def test_fuzzed_messages_are_answered_by_a_whole_node_and_nothing_is_raised(
     method: str, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_sites(Path("sites"))
     words, dice, answered = (f"algorithm={method}", *MORE_METHODS[method]), random.Random(count), 0
     network, _ = carried(*words)
     node, requests = network.services[0], [one for one in network.seen if getattr(one, "client", 0) == 0]
@@ -307,7 +301,6 @@ def test_the_search_for_a_request_that_nobody_makes_ends(monkeypatch: pytest.Mon
 
 
 def test_a_letter_with_very_many_tensors_for_an_id_is_refused_at_once() -> None:
-    write_sites(Path("sites"))
     network, _ = carried()
     text, tensors = to_parts(from_bytes(network.letters[-1]))
     plain = json.loads(text)
@@ -325,7 +318,6 @@ def test_a_recipe_that_takes_long_to_read_is_not_read() -> None:
 
 
 def test_an_agreement_with_very_many_sites_or_classes_is_refused() -> None:
-    write_sites(Path("sites"))
     met = sites()
     plain = as_plain(met.agreement)
     for more in ({"sizes": [1] * 20_000}, {"sites": [*"ab"] * 10_000},
@@ -392,7 +384,8 @@ def named(model: str) -> str:
 
 
 def service(folder: Path, **values: Any) -> NodeService:
-    return NodeService(lambda: NodeConfig.from_values({"data": "digits", "partition": 0} | values), folder)
+    given = {"data": "digits", "partition": 0} | values
+    return NodeService(lambda: NodeConfig.from_values({k: v for k, v in given.items() if v is not None}), folder)
 
 
 def refusal(node: NodeService, recipe: str) -> str:
@@ -413,20 +406,13 @@ def test_a_server_does_not_learn_which_modules_a_node_has() -> None:
 )
 def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
     Path("mine.py").write_text(f"def rows():\n    raise {raised}\n")
-    for values in (
-        {"data": "mine:rows"},
-        {"data": "/srv/Meyer.csv"},
-        {"data": "mine:rows", "name": "a", "partition": None},
-    ):
-        given = {k: v for k, v in ({"data": "digits", "partition": 0} | values).items() if v is not None}
-        said = refusal(
-            NodeService(lambda given=given: NodeConfig.from_values(given), Path("runs").absolute()), digits().to_toml()
-        )
+    whole, named = {"data": "mine:rows"}, {"data": "mine:rows", "name": "a", "partition": None}
+    for values in (whole, {"data": "/srv/Meyer.csv"}, named):
+        said = refusal(service(Path("runs").absolute(), **values), digits().to_toml())
         assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
 
 
 def test_a_server_writes_nothing_but_plain_text_into_a_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
-    write_sites(Path("sites"))
     network, _ = carried()
     head = [["run", "agreed"], ["round", 0], ["phase", "local"], ["request", None]]
     text = json.dumps({"class": "\x1b[2J\nround 1", "fields": head}).encode()
@@ -436,14 +422,13 @@ def test_a_server_writes_nothing_but_plain_text_into_a_nodes_log(caplog: pytest.
 
 
 def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_sites(Path("sites"))
     network, _ = carried()
 
     def broken(*_: Any) -> Any:
         raise IndexError("row 3 holds 61.5")
 
     monkeypatch.setattr(Objective, "loss", broken)
-    said = from_bytes(network.send(network.letters[-1])).content
+    said = network.last()
     assert isinstance(said, Failure) and "61.5" not in said.reason and "IndexError" not in said.reason
 
 

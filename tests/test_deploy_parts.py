@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
+from deployed import wait_until
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreement import Agreement
 from fnrfl.federation.messages import NodeReply, NodeRequest
-from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.node_service import NodeService
 from fnrfl.flower import supervisor, worker
 from fnrfl.flower.app_files import check_before_run, write_app
-from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment
-from fnrfl.flower.node_settings import NodeSettings
+from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment, NodeSettings
 from fnrfl.flower.worker import SOCKET, WorkerLink
 from fnrfl.process import isolated, until_left
 from node_services import begin, content, describe
@@ -38,11 +37,18 @@ from node_services import begin, content, describe
 def test_an_app_is_written_into_a_new_folder_alone(tmp_path: Path) -> None:
     made = write_app(tmp_path / "ein Ordner é", load("digits", ["clients=2", "name=Größe 1"]))
     assert [folder.name for folder in made.nodes] == ["0", "1"]
-    assert NodeConfig.from_file(made.node(1) / "node.toml").partition == 1
+    assert NodeSettings.of({"folder": str(made.node(1))}).read().partition == 1
     assert load(made.app / "recipe.toml") == load("digits", ["clients=2", "name=Größe 1"])
     assert made.node(0).stat().st_mode & 0o077 == made.root.stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="not empty"):
         write_app(made.root, load("digits"))
+    with pytest.raises(ConfigError, match="not running"):
+        Address.read(made)
+    made.home.mkdir(mode=0o755)
+    for address in (Address("127.0.0.1", 9092, secure=False), Address("10.0.0.5", 8000, secure=True)):
+        address.write(made)
+        assert Address.read(made) == address
+    assert made.home.stat().st_mode & 0o077 == 0  # before the database is there
 
 
 NATURAL = ["scenario=natural", "dataset=sites/", "model=mlp"]
@@ -51,9 +57,8 @@ NATURAL = ["scenario=natural", "dataset=sites/", "model=mlp"]
 @pytest.mark.parametrize("scenario", ["natural", "natural + feature-noise(0.1)"])
 def test_a_recipe_that_sites_cannot_follow_is_refused_before_anything_is_written(tmp_path: Path, scenario: str) -> None:
     folder, words = tmp_path / "new", [*NATURAL, f"scenario={scenario}"]
-    with pytest.raises(CompatibilityError) as refused:
+    with pytest.raises(CompatibilityError, match="public.source.*validation.size"):
         write_app(folder, load(None, words), 2)
-    assert "public.source" in str(refused.value) and "validation.size" in str(refused.value)
     assert not folder.exists()
     made = write_app(folder, load(None, [*words, "public.size=0", "validation.size=0"]), 2)
     assert 'name = "site 1"' in (made.node(1) / "node.toml").read_text()
@@ -63,21 +68,20 @@ def test_before_a_run_begins_everything_that_sites_cannot_follow_is_refused(tmp_
     made = write_app(tmp_path / "fed", load(None, [*NATURAL, "public.size=0", "validation.size=0"]), 2)
     (test := tmp_path / "test.csv").write_text("age,ill\n")
     check_before_run(made, [], None, test)
-    with pytest.raises(CompatibilityError) as refused:
-        check_before_run(made, ["validation.size=0.1"], None, None)
-    assert "validation.size" in str(refused.value) and "--test" in str(refused.value)
-    with pytest.raises(ConfigError, match="gone.csv"):
-        check_before_run(made, [], None, tmp_path / "gone.csv")
-    with pytest.raises(ConfigError, match="client.lr"):
-        check_before_run(made, ["client.rl=1"], None, test)
+    for error, words, given, said in (
+        (CompatibilityError, ["validation.size=0.1"], None, "validation.size.*--test"),
+        (ConfigError, [], tmp_path / "gone.csv", "gone.csv"),
+        (ConfigError, ["client.rl=1"], test, "client.lr"),
+    ):
+        with pytest.raises(error, match=said):
+            check_before_run(made, words, None, given)
     for node in made.nodes:  # an experiment after all, where the server has the data
         (node / "node.toml").write_text(f'data = "sites"\npartition = {node.name}\n')
     check_before_run(made, ["validation.size=0.1"], None, None)
 
 
-def test_before_a_run_begins_code_that_has_changed_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FNRFL_STATE", str(tmp_path / "state"))
+def test_before_a_run_begins_code_that_has_changed_needs_trust(tmp_cwd: Path) -> None:
+    tmp_path = tmp_cwd
     (tmp_path / "federated_net.py").write_text("def make(input_shape, num_classes): ...\n")
     made = write_app(tmp_path / "fed", load("digits", ["model=federated_net:make"]), 2)
     check_before_run(made, [], None, None)
@@ -118,17 +122,6 @@ def test_every_process_starts_quietly_and_in_its_own_folder(tmp_path: Path, monk
     assert there | FLOWER_QUIET == there and there["FLWR_HOME"] == str(tmp_path / "flower")
 
 
-def test_the_address_is_read_back_from_flowers_configuration(tmp_path: Path) -> None:
-    made = write_app(tmp_path / "ein Ordner é", load("digits", ["clients=1"]))
-    with pytest.raises(ConfigError, match="not running"):
-        Address.read(made)
-    made.home.mkdir(mode=0o755)
-    for address in (Address("127.0.0.1", 9092, secure=False), Address("10.0.0.5", 8000, secure=True)):
-        address.write(made)
-        assert Address.read(made) == address
-    assert made.home.stat().st_mode & 0o077 == 0  # before the database is there
-
-
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 SLEEPS = "import time; time.sleep(60)"
@@ -136,91 +129,76 @@ CHILD = f"subprocess.Popen([sys.executable, '-c', {SLEEPS!r}])"
 PARENT = f"import subprocess, sys, time; print({CHILD}.pid, flush=True); time.sleep(60)"
 
 
-def waits_for(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
+@contextmanager
+def sleeping(*names: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing, and is gone afterwards."""
+    process = subprocess.Popen([sys.executable, "-c", SLEEPS, *names], cwd=cwd)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_process_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     there = Deployment(tmp_path)
     one = supervisor.start(there, "one", ["python", "-c", PARENT], tmp_path)
-    assert waits_for(lambda: (there.logs / "one.log").read_text() != "")
+    wait_until(lambda: (there.logs / "one.log").read_text() != "", 10)
     child = psutil.Process(int((there.logs / "one.log").read_text()))
     assert supervisor.alive(there) == [one] and child.is_running()
     assert supervisor.stop(there) == 0
     assert supervisor.recorded(there) == [] and one.handle is None and not child.is_running()
 
 
-def test_a_program_that_a_killed_process_left_behind_is_ended_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_a_killed_process_left_behind_is_ended_and_nothing_else(tmp_path: Path) -> None:
     (folder := tmp_path / "fed" / "nodes" / "0").mkdir(parents=True)
-    worker, other, elsewhere = (
-        subprocess.Popen([sys.executable, "-c", SLEEPS, name], cwd=cwd)
-        for name, cwd in (("fnrfl.flower.worker", folder), ("editor", folder), ("fnrfl.flower.worker", tmp_path))
-    )
-    try:
+    name = "fnrfl.flower.worker"
+    with (
+        sleeping(name, cwd=folder) as left,
+        sleeping("editor", cwd=folder) as other,
+        sleeping(name, cwd=tmp_path) as far,
+    ):
         supervisor.stop(Deployment(tmp_path / "fed"))
-        assert not psutil.pid_exists(worker.pid) and other.poll() is None and elsewhere.poll() is None
-    finally:
-        for process in (worker, other, elsewhere):
-            process.kill()
-            process.wait()
+        assert not psutil.pid_exists(left.pid) and other.poll() is None and far.poll() is None
 
 
 def test_what_a_process_writes_is_for_its_user_alone(tmp_path: Path) -> None:
     """The SuperLink's database holds a token, and logs may."""
     writing = "import os; print('said'); open('superlink.db', 'w').close(); os.mkdir('apps')"
     supervisor.start(Deployment(tmp_path), "one", ["python", "-c", writing], tmp_path)
-    assert waits_for((tmp_path / "apps").exists)
+    wait_until((tmp_path / "apps").exists, 10)
     for name in ("superlink.db", "apps", "logs/one.log"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
     there = Deployment(tmp_path)
-    bystander = subprocess.Popen([sys.executable, "-c", SLEEPS])
-    try:
-        supervisor._record(there, [supervisor.Recorded("superlink", bystander.pid, 1e9)])
-        assert supervisor.alive(there) == []
+    with sleeping() as bystander:
+        there.home.mkdir()
+        record = {"name": "superlink", "pid": bystander.pid, "started": "4711"}  # text, as version 0.1.0 wrote it
+        (there.home / "processes.json").write_text(json.dumps([record]))
+        assert supervisor.alive(there) == [] and len(supervisor.recorded(there)) == 1
         supervisor.stop(there)
         assert bystander.poll() is None and supervisor.recorded(there) == []
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
-@pytest.mark.parametrize("text", ["{", "3", "[{}]", '[{"name": "one", "pid": 1, "started": "Thu Nov 19"}]'])
-def test_a_record_that_is_damaged_is_named(tmp_path: Path, text: str) -> None:
-    there = Deployment(tmp_path)
-    there.home.mkdir()
-    (there.home / "processes.json").write_text('[{"name": "one", "pid": 1, "started": "4711"}]')  # of version 0.1.0
-    assert supervisor.alive(there) == []
-    (there.home / "processes.json").write_text(text)
-    with pytest.raises(FnrflError, match=r"processes\.json"):
-        supervisor.recorded(there)
 
 
 def test_an_app_that_was_changed_or_signed_with_another_key_is_not_the_signed_one(tmp_path: Path) -> None:
     """Nodes check with Flower's own function what `store_signed_app` puts into the database."""
     pytest.importorskip("flwr")
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
     from flwr.supernode.start_client_internal import _verify_fab
 
     from fnrfl.flower.certificates import write_certificates
-    from fnrfl.flower.superlink import SIGNER, store_signed_app
+    from fnrfl.flower.supervisor import SIGNER, store_signed_app
 
     made = write_app(tmp_path / "fed", load("digits", ["clients=1"]))
     write_certificates(made, 1)
     made.home.mkdir()
     name = store_signed_app(made)
     assert name == "@fnrfl/fnrfl-digits"
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.constant import NOOP_FEDERATION_ID
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation import NoOpFederationManager
-
     database = str(made.database)
     state = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database)).state()
     fab, _ = state.get_hub_app(NOOP_FEDERATION_ID, name)
@@ -257,22 +235,14 @@ def test_a_changed_configuration_counts_from_the_next_meeting_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, question = service(tmp_path), describe(load("digits", ["clients=2"]).to_toml())
-    assert content(there.answer(question))["partition"] == 0
-    (tmp_path / "node.toml").write_text('partition = 1\ndata = "digits"\n')
-    assert content(there.answer(question))["partition"] == 1
+    there._open["run"] = there  # type: ignore[assignment]
+    assert content(there.answer(question))["partition"] == 0 and "run" in there._open
+    (tmp_path / "node.toml").write_text('partition = 1\ndata = "digits"\nshare_memory = true\n')
+    assert content(there.answer(question))["partition"] == 1 and there.config.share_memory
+    assert not there._open  # runs are opened again
     (tmp_path / "node.toml").write_text('partition = 1\ndta = "digits"\n')
     assert "dta" not in content(there.answer(question)).reason  # what stands in it is the node's own business
     assert "'dta'" in caplog.text
-
-
-def test_open_runs_are_opened_again_once_the_configuration_was_changed(tmp_path: Path) -> None:
-    there, question = service(tmp_path), describe(load("digits", ["clients=2"]).to_toml())
-    there._open["run"] = there  # type: ignore[assignment]
-    there.answer(question)
-    assert "run" in there._open
-    (tmp_path / "node.toml").write_text('partition = 0\ndata = "digits"\nshare_memory = true\n')
-    there.answer(question)
-    assert not there._open and there.config.share_memory
 
 
 def test_settings_of_a_run_last_from_one_letter_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,23 +283,18 @@ def test_what_is_no_message_is_answered_with_a_refusal(tmp_path: Path, message: 
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_flower_nor_data() -> None:
-    code = (
-        "import sys, fnrfl.flower.client_app; sys.exit(bool({'torch', 'numpy', 'flwr', 'pydantic'} & set(sys.modules)))"
-    )
+    heavy = {"torch", "numpy", "flwr", "pydantic"}
+    code = f"import sys, fnrfl.flower.client_app; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
-def link(folder: Path) -> WorkerLink:
-    folder.mkdir(parents=True, exist_ok=True)
-    return WorkerLink(NodeSettings(folder, {}))
-
-
 def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ("long " * 20) / ("é" * 60)
-    there = link(folder)
+    folder.mkdir(parents=True)
+    there = WorkerLink(NodeSettings(folder, {}))
 
     def answer(letter: bytes) -> bytes:
         if len(letter) > 3:  # the last one
@@ -338,7 +303,7 @@ def test_letters_reach_a_worker_however_long_its_path_is(tmp_path: Path, monkeyp
 
     serving = Thread(target=worker.answer_letters, args=(folder, answer), daemon=True)
     serving.start()
-    assert waits_for((folder / SOCKET).exists)
+    wait_until((folder / SOCKET).exists, 10)
     assert there.ask(b"abc") == b"cba" and there.ask(b"") == b""
     big = os.urandom(3_000_000)
     assert there.ask(big) == big[::-1]
@@ -362,7 +327,7 @@ worker.answer_letters(folder, answer)
 
 
 def test_a_worker_that_dies_is_started_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, started = link(tmp_path), []
+    there, started = WorkerLink(NodeSettings(tmp_path, {})), []
 
     def start(self: WorkerLink) -> subprocess.Popen[bytes]:
         (tmp_path / SOCKET).unlink(missing_ok=True)
@@ -378,11 +343,9 @@ def test_a_worker_that_dies_is_started_again_once(tmp_path: Path, monkeypatch: p
 
 
 def test_a_worker_ends_with_the_process_that_started_apps(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    code = f"from fnrfl.flower.worker import end_with; end_with({parent.pid})"
-    child = subprocess.Popen([sys.executable, "-c", code])
-    time.sleep(0.5)
-    assert child.poll() is None
-    parent.kill()
-    parent.wait()
+    with sleeping() as parent:
+        code = f"from fnrfl.flower.worker import end_with; end_with({parent.pid})"
+        child = subprocess.Popen([sys.executable, "-c", code])
+        time.sleep(0.5)
+        assert child.poll() is None
     assert child.wait(10) == 0

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,12 +162,23 @@ def apps(name: str) -> tuple[ClientApp, ClientApp, type[nn.Module]]:
 
 def orders(grid: DirectGrid) -> list[Message]:
     """The messages that asked a client to refine."""
-    letters = [(one, one.content.config_records.get(FNR_RECORD, {})) for one in grid.sent]
-    return [message for message, letter in letters if letter.get("phase") == "refine"]
+    return [one for one in grid.sent if is_order(one)]
+
+
+def is_order(message: Message) -> bool:
+    return message.content.config_records.get(FNR_RECORD, {}).get("phase") == "refine"
 
 
 def weights(arrays: ArrayRecord) -> Tensor:
     return torch.cat([torch.as_tensor(array.numpy()).double().flatten() for array in arrays.values()])
+
+
+def fnr(inner: Any = None, **options: Any) -> FeatureNormStrategy:
+    return FeatureNormStrategy(inner or flower.FedAvg(), **{"share": 0.4} | options)
+
+
+def metrics(result: Any, *names: str, round: int = 1) -> list[float]:
+    return [result.train_metrics_clientapp[round][f"fnr-{name}"] for name in names]
 
 
 class Spy(flower.FedAvg):
@@ -180,6 +191,14 @@ class Spy(flower.FedAvg):
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         self.seen.append(copy.deepcopy(list(replies)))
         return super().aggregate_train(server_round, replies)
+
+
+def pairs(spy: Spy) -> list[tuple[Message, Message]]:
+    """Each reply that a strategy saw under FNR, and that of the same node without."""
+    bare = Spy()
+    played(bare, grid_of(client_app()), rounds=1)
+    by_node = {one.metadata.src_node_id: one for one in bare.seen[0]}
+    return [(one, by_node[one.metadata.src_node_id]) for one in spy.seen[0]]
 
 
 # -- equal to the package ---------------------------------------------------------------------------------------------
@@ -219,11 +238,22 @@ def flower_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype) -> tuple
     return package, cohort, result, grid
 
 
-def check_same_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype, **tolerance: float) -> None:
-    package, cohort, result, grid = flower_round(fnr, module, dtype)
+EXACTLY = {"rtol": 0.0, "atol": 1e-12}
+ROUNDS = [
+    (dict(penalty=penalty, batchnorm=mode, target=target, weight=0.05), torch.float64, EXACTLY)
+    for penalty in PENALTIES
+    for mode in ("frozen", "batch", "updating")
+    for target in ("others", "all")
+] + [(dict(weight=0.5), torch.float32, {"rtol": 1e-5, "atol": 1e-6})]
+
+
+@pytest.mark.parametrize(("options", "dtype", "tolerance"), ROUNDS, ids=str)
+def test_a_round_is_the_packages_fnr_around_fedavg(options: Any, dtype: torch.dtype, tolerance: Any) -> None:
+    module = Mlp if options.get("batchnorm") == "frozen" else Without
+    method = FNR(PackageFedAvg(), epochs=3, batch=16, **options)
+    package, cohort, result, grid = flower_round(method, module, dtype)
     refined = [int(cohort[NODES.index(message.metadata.dst_node_id)]) for message in orders(grid)]
-    assert refined == package.engine.notes["refined"] and len(refined) == 2
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    assert refined == package.engine.notes["refined"] and metrics(result, "refined") == [len(refined)] == [2]
     (targets,) = [task.own["fnr.target"] for task in package.tasks("refine")]
     sent = torch.tensor([list(message.content[FNR_RECORD]["targets"]) for message in orders(grid)], dtype=dtype)
     torch.testing.assert_close(sent, targets, **tolerance)
@@ -233,72 +263,39 @@ def check_same_round(fnr: FNR, module: type[nn.Module], dtype: torch.dtype, **to
             torch.testing.assert_close(got[name], value, **tolerance)  # of the same dtype
 
 
-@pytest.mark.parametrize("target", ["others", "all"])
-@pytest.mark.parametrize("batchnorm", ["frozen", "batch", "updating"])
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_a_round_is_the_packages_fnr_around_fedavg(
-    penalty: Any, batchnorm: Literal["frozen", "batch", "updating"], target: Any
-) -> None:
-    fnr = FNR(PackageFedAvg(), penalty=penalty, batchnorm=batchnorm, target=target, epochs=3, batch=16, weight=0.05)
-    check_same_round(fnr, Mlp if batchnorm == "frozen" else Without, torch.float64, rtol=0, atol=1e-12)
-
-
-def test_in_float32_a_round_is_the_packages_to_the_rounding_of_sums() -> None:
-    fnr = FNR(PackageFedAvg(), epochs=3, batch=16, weight=0.5)
-    check_same_round(fnr, Without, torch.float32, rtol=1e-5, atol=1e-6)
-
-
 # -- around Flower's strategies ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_refining_nobody_is_the_strategy_inside_bit_for_bit(name: str) -> None:
-    results = []
+def test_it_goes_around_every_strategy_and_refining_nobody_is_the_strategy_inside_bit_for_bit(name: str) -> None:
     without, with_mod, module = apps(name)
-    for strategy, app in ((INNER[name](), without), (FeatureNormStrategy(INNER[name](), share=0.0), with_mod)):
-        grid = grid_of(app)
-        results.append(played(strategy, grid, module=module))
-        assert not orders(grid)
-    bare, wrapped = results
-    assert list(bare.arrays) == list(wrapped.arrays)
-    assert all(bare.arrays[key].data == wrapped.arrays[key].data for key in bare.arrays)
-    assert bare.train_metrics_clientapp == wrapped.train_metrics_clientapp
-    assert bare.evaluate_metrics_clientapp == wrapped.evaluate_metrics_clientapp
-
-
-@pytest.mark.parametrize("name", INNER)
-def test_refinement_goes_around_every_strategy(name: str) -> None:
-    without, with_mod, module = apps(name)
-    grid = grid_of(with_mod)
-    result = played(FeatureNormStrategy(INNER[name](), share=0.4, lr=0.05), grid, module=module)
-    assert len(orders(grid)) == 4  # two of five in each of two rounds
-    for metrics in result.train_metrics_clientapp.values():
-        assert (metrics["fnr-ranked"], metrics["fnr-refined"], metrics["fnr-fell-back"]) == (5, 2, 0)
-        assert metrics["fnr-unranked"] == 0
-        assert 0 <= metrics["fnr-accuracy"] <= 1
-        assert "train_loss" in metrics
-    assert set(result.evaluate_metrics_clientapp) == {1, 2}
-    bare = played(INNER[name](), grid_of(without), module=module)
-    assert torch.isfinite(weights(result.arrays)).all()
-    assert not torch.equal(weights(result.arrays), weights(bare.arrays))
+    grids = [grid_of(without), *(grid_of(with_mod) for _ in range(2))]
+    strategies = [INNER[name](), FeatureNormStrategy(INNER[name](), share=0.0), fnr(INNER[name](), lr=0.05)]
+    bare, idle, refined = (played(one, grid, module=module) for one, grid in zip(strategies, grids, strict=True))
+    assert [len(orders(grid)) for grid in grids] == [0, 0, 4]  # two of five in each of two rounds
+    assert {k: v.data for k, v in bare.arrays.items()} == {k: v.data for k, v in idle.arrays.items()}
+    assert bare.train_metrics_clientapp == idle.train_metrics_clientapp
+    assert bare.evaluate_metrics_clientapp == idle.evaluate_metrics_clientapp
+    for round in (1, 2):
+        assert metrics(refined, "ranked", "refined", "fell-back", "unranked", round=round) == [5, 2, 0, 0]
+        assert 0 <= metrics(refined, "accuracy")[0] <= 1 and "train_loss" in refined.train_metrics_clientapp[round]
+    assert set(refined.evaluate_metrics_clientapp) == {1, 2}
+    assert torch.isfinite(weights(refined.arrays)).all()
+    assert not torch.equal(weights(refined.arrays), weights(bare.arrays))
 
 
 def test_the_strategy_inside_sees_the_replies_with_refined_models_and_nothing_else_changed() -> None:
-    bare, spy = Spy(), Spy()
-    played(bare, grid_of(client_app()), rounds=1)
-    grid = grid_of()
-    played(FeatureNormStrategy(spy, share=0.4), grid, rounds=1)
+    spy, grid = Spy(), grid_of()
+    played(fnr(spy), grid, rounds=1)
     refined = {message.metadata.dst_node_id for message in orders(grid)}
-    for reply in spy.seen[0]:
-        (before,) = [one for one in bare.seen[0] if one.metadata.src_node_id == reply.metadata.src_node_id]
-        same = [torch.equal(weights(one.content["arrays"]), weights(before.content["arrays"])) for one in (reply,)]
-        assert same == [reply.metadata.src_node_id not in refined]
+    for reply, before in pairs(spy):
+        alike = torch.equal(weights(reply.content["arrays"]), weights(before.content["arrays"]))
+        assert alike == (reply.metadata.src_node_id not in refined)
         assert list(reply.content) == list(before.content) == ["arrays", "metrics", "extra"]
         assert reply.content["metrics"] == before.content["metrics"]  # the app's random numbers too
         assert reply.content["extra"] == before.content["extra"]
-        assert [(k, a.shape, a.dtype) for k, a in reply.content["arrays"].items()] == [
-            (k, a.shape, a.dtype) for k, a in before.content["arrays"].items()
-        ]
+        now, then = ([(k, a.shape, a.dtype) for k, a in one.content["arrays"].items()] for one in (reply, before))
+        assert now == then
 
 
 def test_the_app_sees_the_messages_that_it_saw_without_fnr() -> None:
@@ -308,17 +305,8 @@ def test_the_app_sees_the_messages_that_it_saw_without_fnr() -> None:
         seen.append(list(message.content))
         return train(message, context)
 
-    played(FeatureNormStrategy(flower.FedAvg()), grid_of(with_norms(function=watching)), rounds=1)
+    played(fnr(), grid_of(with_norms(function=watching)), rounds=1)
     assert seen == [["arrays", "config"]] * 5
-
-
-def test_the_order_of_arrival_changes_nothing() -> None:
-    results = []
-    for arrival in (list, lambda replies: replies[::-1], lambda replies: replies[2:] + replies[:2]):
-        grid = grid_of(with_norms(function=without_noise))
-        grid.arrival = arrival
-        results.append(played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid).arrays)
-    assert len({tuple(array.data for array in arrays.values()) for arrays in results}) == 1
 
 
 def without_noise(message: Message, context: Context) -> Message:
@@ -327,28 +315,28 @@ def without_noise(message: Message, context: Context) -> Message:
         return train(message, context)
 
 
+def test_neither_the_order_of_arrival_nor_a_second_start_changes_anything() -> None:
+    results, strategy = [], fnr()
+    for arrival in (list, lambda replies: replies[::-1], lambda replies: replies[2:] + replies[:2]):
+        grid = grid_of(with_norms(function=without_noise))
+        grid.arrival = arrival
+        results.append(played(strategy, grid).arrays)
+    assert len({tuple(array.data for array in arrays.values()) for arrays in results}) == 1
+
+
 def test_a_cohort_of_which_nobody_can_be_refined_is_not_asked() -> None:
     grid = DirectGrid(dict.fromkeys(NODES[:2], with_norms()))
-    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)  # floor(0.4 * 2) is 0
+    played(fnr(), grid, rounds=1)  # floor(0.4 * 2) is 0
     assert all(FNR_RECORD not in message.content for message in grid.sent)
 
 
 def test_ties_go_to_the_lower_partition_and_nobody_needs_one() -> None:
-    grid = grid_of(with_norms(function=same))
-    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
-    assert [message.metadata.dst_node_id for message in orders(grid)] == [41, 7]  # partitions 0 and 1
-    grid = grid_of(with_norms(function=same))
-    for context in grid.contexts.values():
-        context.node_config = {}
-    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
-    assert [message.metadata.dst_node_id for message in orders(grid)] == [7, 15]  # the lowest node ids
-
-
-def test_one_object_starts_twice() -> None:
-    strategy = FeatureNormStrategy(flower.FedAvg(), share=0.4)
-    grid = grid_of()
-    first, second = (played(strategy, grid).arrays for _ in range(2))
-    assert all(first[key].data == second[key].data for key in first)
+    for numbered, refined in ((True, [41, 7]), (False, [7, 15])):  # partitions 0 and 1, or the lowest node ids
+        grid = grid_of(with_norms(function=same))
+        for context in grid.contexts.values():
+            context.node_config = context.node_config if numbered else {}
+        played(fnr(), grid, rounds=1)
+        assert [message.metadata.dst_node_id for message in orders(grid)] == refined
 
 
 def test_models_without_names_are_loaded_in_order() -> None:
@@ -357,9 +345,9 @@ def test_models_without_names_are_loaded_in_order() -> None:
         reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
         return reply
 
-    named, listed = (grid_of(with_norms(function=function)) for function in (without_noise, numbered))
-    one = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), named, rounds=1).arrays
-    other = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), listed, rounds=1).arrays
+    one, other = (
+        played(fnr(), grid_of(with_norms(function=function)), rounds=1).arrays for function in (without_noise, numbered)
+    )
     assert list(other) == [str(place) for place in range(len(one))]
     assert torch.equal(weights(one), weights(other))
 
@@ -376,8 +364,7 @@ def test_the_model_is_the_record_that_is_named_as_the_servers() -> None:
                 assert len(reply.content.pop("variates")) == 1
             return super().aggregate_train(server_round, replies)
 
-    result = played(FeatureNormStrategy(Two(), share=0.4), grid_of(with_norms(function=two)), rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    assert metrics(played(fnr(Two()), grid_of(with_norms(function=two)), rounds=1), "refined") == [2]
 
 
 def test_letters_are_as_small_as_the_page_says() -> None:
@@ -385,18 +372,14 @@ def test_letters_are_as_small_as_the_page_says() -> None:
 
     def tamper(message: Message, reply: Message) -> list[Message]:
         for way, one in (("down", message), ("up", reply)):
-            letter = one.content.config_records.get(FNR_RECORD)
-            if letter is not None:
+            if (letter := one.content.config_records.get(FNR_RECORD)) is not None:
                 numbers, counts = letter.get("norms", letter.get("targets", [])), letter.get("counts", [])
-                size = (
-                    recorddict_to_proto(RecordDict({FNR_RECORD: letter})).ByteSize()
-                    - 8 * len(numbers)
-                    - 2 * len(counts)
-                )
-                letters[way, letter["phase"]] = max(size, letters.get((way, letter["phase"]), 0))
+                whole = recorddict_to_proto(RecordDict({FNR_RECORD: letter})).ByteSize()
+                key = (way, letter["phase"])
+                letters[key] = max(whole - 8 * len(numbers) - 2 * len(counts), letters.get(key, 0))
         return [reply]
 
-    played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=tamper))
+    played(fnr(), grid_of(tamper=tamper))
     said = {("down", "measure"): 100, ("up", "measure"): 190, ("down", "refine"): 280, ("up", "refine"): 100}
     assert letters.keys() == said.keys()
     assert all(0.9 * said[one] <= size <= said[one] for one, size in letters.items()), letters
@@ -415,19 +398,16 @@ def test_features_can_be_named_and_models_without_any_are_not_ranked() -> None:
             self.head = nn.Parameter(torch.zeros(NUM_FEATURES, 4))
 
         def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.pool(x) @ self.head
-            return logits
+            return self.pool(x) @ self.head  # type: ignore[no-any-return]
 
-    for features, ranked in ((None, False), ("pool", True)):
+    def result(features: str | None) -> Any:
         mod = FeatureNormMod(lambda: Flat().double(), public, features=features)
-        grid = grid_of(client_app(mod, function=same))
-        strategy = FeatureNormStrategy(flower.FedAvg(fraction_evaluate=0.0))
-        if ranked:
-            result = strategy.start(grid, ArrayRecord(Flat().double().state_dict()), num_rounds=1)
-            assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
-        else:
-            with pytest.raises(FnrflError, match="nobody to refine.*calls no Linear layer"):
-                strategy.start(grid, ArrayRecord(Flat().double().state_dict()), num_rounds=1)
+        inner = flower.FedAvg(fraction_evaluate=0.0)
+        return played(fnr(inner), grid_of(client_app(mod, function=same)), rounds=1, module=Flat)
+
+    assert metrics(result("pool"), "refined") == [2]
+    with pytest.raises(FnrflError, match="nobody to refine.*calls no Linear layer"):
+        result(None)
 
 
 def test_a_strategy_with_a_loop_of_its_own_keeps_it() -> None:
@@ -438,22 +418,16 @@ def test_a_strategy_with_a_loop_of_its_own_keeps_it() -> None:
             super().__init__()
             self.calls: list[Any] = []
 
-        def start(self, grid: Any, initial_arrays: Any, note: str, **options: Any) -> Any:
+        def start(self, grid: Any, initial_arrays: Any, note: str = "begun", **options: Any) -> Any:
             self.calls.append(note)
             result = super().start(grid, initial_arrays, **options)
             self.calls.append(len(result.train_metrics_clientapp))
             return result
 
-    own, grid = Own(), grid_of()
-    strategy = FeatureNormStrategy(own, share=0.4)
-    random.seed(3)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        result = strategy.start(grid, start(), "begun", num_rounds=2)
+    own, grid, other = Own(), grid_of(), grid_of()
+    result, same = played(fnr(own), grid), played(fnr(), other)
     assert own.calls == ["begun", 2]
     assert not {"configure_train", "aggregate_train"} & set(vars(own))  # as it was
-    other = grid_of()
-    same = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), other)
     assert torch.equal(weights(result.arrays), weights(same.arrays))
     assert len(orders(grid)) == len(orders(other)) == 4
 
@@ -468,20 +442,16 @@ def test_an_app_with_named_actions_is_asked_the_way_it_was_asked() -> None:
     app.train("warm_up")(train)
     app.evaluate()(evaluate)
     grid = grid_of(app)
-    result = played(FeatureNormStrategy(Named()), grid, rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    assert metrics(played(fnr(Named()), grid, rounds=1), "refined") == [2]
     assert {(one.metadata.message_type, one.metadata.group_id) for one in orders(grid)} == {("train.warm_up", "a")}
 
 
-def test_refined_models_are_waited_for_as_long_as_start_says_or_as_told() -> None:
-    for strategy, seconds in (
-        (FeatureNormStrategy(flower.FedAvg()), 9.0),
-        (FeatureNormStrategy(flower.FedAvg(), timeout=4.0), 4.0),
-    ):
-        grid = grid_of()
-        played(strategy, grid, rounds=1)
-        assert grid.waited[:2] == [9.0, seconds]
-        assert {message.metadata.ttl for message in orders(grid)} == {seconds}
+@pytest.mark.parametrize(("options", "seconds"), [({}, 9.0), ({"timeout": 4.0}, 4.0)])
+def test_refined_models_are_waited_for_as_long_as_start_says_or_as_told(options: Any, seconds: float) -> None:
+    grid = grid_of()
+    played(fnr(**options), grid, rounds=1)
+    assert grid.waited[:2] == [9.0, seconds]
+    assert {message.metadata.ttl for message in orders(grid)} == {seconds}
 
 
 def test_infinite_numbers_that_were_there_before_are_no_fault() -> None:
@@ -490,16 +460,14 @@ def test_infinite_numbers_that_were_there_before_are_no_fault() -> None:
             super().__init__()
             self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
 
-    app = ClientApp(mods=[FeatureNormMod(lambda: made(Masked), public)])
-    app.train()(functools.partial(train, module=Masked))
-    strategy = FeatureNormStrategy(flower.FedAvg(fraction_evaluate=0.0))
-    result = played(strategy, grid_of(app), rounds=1, module=Masked)
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
+    mod = FeatureNormMod(lambda: made(Masked), public)
+    app = client_app(mod, function=functools.partial(train, module=Masked))
+    result = played(fnr(flower.FedAvg(fraction_evaluate=0.0)), grid_of(app), rounds=1, module=Masked)
+    assert metrics(result, "refined") == [2]
 
 
 def test_refining_everybody_has_no_targets_and_goes_on() -> None:
-    result = played(FeatureNormStrategy(flower.FedAvg(), share=1.0), grid_of(), rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 5
+    assert metrics(played(fnr(share=1.0), grid_of(), rounds=1), "refined") == [5]
 
 
 def said(caplog: pytest.LogCaptureFixture, strategy: Any, grid: DirectGrid, **more: Any) -> tuple[Any, list[str]]:
@@ -517,16 +485,16 @@ def said(caplog: pytest.LogCaptureFixture, strategy: Any, grid: DirectGrid, **mo
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def is_order(message: Message) -> bool:
-    return message.content.config_records.get(FNR_RECORD, {}).get("phase") == "refine"
+def changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], Message]:
+    """Replies with their first array changed."""
 
+    def made(reply: Message) -> Message:
+        arrays = reply.content["arrays"]
+        first = next(iter(arrays))
+        arrays[first] = Array(change(arrays[first].numpy().copy()))
+        return reply
 
-def changed(reply: Message, change: Callable[[np.ndarray], np.ndarray]) -> Message:
-    """The reply with its first array changed."""
-    arrays = reply.content["arrays"]
-    first = next(iter(arrays))
-    arrays[first] = Array(change(arrays[first].numpy().copy()))
-    return reply
+    return made
 
 
 def nan(array: np.ndarray) -> np.ndarray:
@@ -552,24 +520,31 @@ def without_model(reply: Message) -> Message:
     return reply
 
 
+def failing(reason: str, node: int | None = None) -> Callable[[Message, Message], list[Message]]:
+    """An error in the place of each refined model; Flower's own grid sends one itself for a node that is gone."""
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        error = Message(Error(0, reason), reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = node or error.metadata.src_node_id
+        return [error] if is_order(message) else [reply]
+
+    return tamper
+
+
+def spoilt(change: Callable[[Message], Message]) -> Callable[[Message, Message], list[Message]]:
+    return lambda message, reply: [change(reply) if is_order(message) else reply]
+
+
 FAULTS: dict[str, tuple[Callable[[Message, Message], list[Message]], str]] = {
-    "missing": (lambda message, reply: [], "no reply in 4 seconds"),
-    "error": (
-        lambda message, reply: [Message(Error(0, "no \x1b[31mmemory"), reply_to=message)],
-        r"no \\x1b\[31mmemory",
-    ),
-    "nan": (lambda message, reply: [changed(reply, nan)], "not finite"),
-    "shape": (
-        lambda message, reply: [changed(reply, lambda a: a[:-1])],
-        r"is float64\[15, 12\], not float64\[16, 12\]",
-    ),
-    "type": (
-        lambda message, reply: [changed(reply, lambda a: a.astype(np.float32))],
-        r"float32\[16, 12\], not float64",
-    ),
-    "names": (lambda message, reply: [renamed(reply)], "other arrays"),
-    "bytes": (lambda message, reply: [unreadable(reply)], "cannot be read"),
-    "empty": (lambda message, reply: [without_model(reply)], "other arrays"),
+    "missing": (lambda message, reply: [] if is_order(message) else [reply], "no reply in 4 seconds"),
+    "error": (failing("no \x1b[31mmemory"), r"no \\x1b\[31mmemory"),
+    "error of the server": (failing("objects are unavailable", node=1), "objects are unavailable"),
+    "nan": (spoilt(changed(nan)), "not finite"),
+    "shape": (spoilt(changed(lambda a: a[:-1])), r"is float64\[15, 12\], not float64\[16, 12\]"),
+    "type": (spoilt(changed(lambda a: a.astype(np.float32))), r"float32\[16, 12\], not float64"),
+    "names": (spoilt(renamed), "other arrays"),
+    "bytes": (spoilt(unreadable), "cannot be read"),
+    "empty": (spoilt(without_model), "other arrays"),
 }
 
 
@@ -578,17 +553,14 @@ def test_a_refined_model_that_cannot_be_used_falls_back_to_the_one_before(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tamper, why = FAULTS[fault]
-    bare, spy = Spy(), Spy()
-    played(bare, grid_of(client_app()), rounds=1)
-    grid = grid_of(tamper=lambda message, reply: tamper(message, reply) if is_order(message) else [reply])
-    result, warnings = said(caplog, FeatureNormStrategy(spy, share=0.4, timeout=4.0), grid, rounds=1)
-    metrics = result.train_metrics_clientapp[1]
-    assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (0, 2)
-    for reply in spy.seen[0]:
-        (before,) = [one for one in bare.seen[0] if one.metadata.src_node_id == reply.metadata.src_node_id]
+    spy, grid = Spy(), grid_of(tamper=tamper)
+    result, warnings = said(caplog, fnr(spy, timeout=4.0), grid, rounds=1)
+    assert metrics(result, "refined", "fell-back") == [0, 2] and grid.waited[1] == 4.0
+    for reply, before in pairs(spy):
         assert torch.equal(weights(reply.content["arrays"]), weights(before.content["arrays"]))
-    assert len({line for line in warnings if "before refinement" in line and re.search(why, line)}) == 2, warnings
-    assert grid.waited[1] == 4.0
+    for message in orders(grid):
+        node = message.metadata.dst_node_id
+        assert any(re.search(f"node {node} counts .* before refinement: .*{why}", line) for line in warnings), warnings
 
 
 def test_late_and_repeated_replies_are_ignored() -> None:
@@ -601,42 +573,44 @@ def test_late_and_repeated_replies_are_ignored() -> None:
         late = [one for one in kept if one.metadata.src_node_id == reply.metadata.src_node_id]
         late = [one for one in late if is_order(message) == ("metrics" not in one.content)]
         kept.append(copy.deepcopy(reply))
-        return [*late, reply, changed(copy.deepcopy(reply), lambda a: a + 1.0)]
+        return [*late, reply, changed(lambda a: a + 1.0)(copy.deepcopy(reply))]
 
-    def result(**options: Any) -> Any:
-        return played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(**options), rounds=3)
-
-    plain, disturbed = result(), result(tamper=tamper)
+    plain, disturbed = (played(fnr(), grid, rounds=3) for grid in (grid_of(), grid_of(tamper=tamper)))
     assert torch.equal(weights(plain.arrays), weights(disturbed.arrays))
     assert plain.train_metrics_clientapp == disturbed.train_metrics_clientapp
 
 
-def test_a_client_that_fails_to_train_is_left_to_the_strategy_inside() -> None:
-    def failing(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 0:
-            raise RuntimeError("no data")
-        return train(message, context)
+def no_data(*_: Any) -> Any:
+    raise FileNotFoundError("public.npz")
 
-    spy = Spy()
-    grid = grid_of(with_norms(function=failing))
-    result = played(FeatureNormStrategy(spy, share=0.5), grid, rounds=1)
+
+def test_a_client_that_fails_to_train_is_left_to_the_strategy_inside() -> None:
+    apps, spy = dict.fromkeys(NODES, with_norms()), Spy()
+    apps[41] = with_norms(function=no_data)
+    grid = DirectGrid(apps)
+    result = played(fnr(spy, share=0.5), grid, rounds=1)
     assert [reply.has_error() for reply in spy.seen[0]] == [False] * 4 + [True]
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2  # of the four who answered
+    assert metrics(result, "refined") == [2]  # of the four who answered
     assert 41 not in {message.metadata.dst_node_id for message in orders(grid)}
+    result = played(fnr(), grid_of(with_norms(function=no_data)), rounds=1)
+    assert len(result.arrays) == 0 and metrics(result, "ranked") == [0]
 
 
 def test_a_client_without_the_mod_or_without_public_data_counts_unranked() -> None:
-    def no_data() -> Any:
-        raise FileNotFoundError("public.npz")
+    def seven_classes(message: Message, reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 15 and "metrics" in reply.content:
+            reply.content[FNR_RECORD]["norms"] = reply.content[FNR_RECORD]["counts"] = [1.0] * 7
+        return [reply]
 
-    apps = dict.fromkeys(NODES, with_norms())
+    apps, spy = dict.fromkeys(NODES, with_norms()), Spy()
     apps[7], apps[88] = client_app(), client_app(FeatureNormMod(made, no_data))
-    spy = Spy()
-    result = played(FeatureNormStrategy(spy, share=0.5), DirectGrid(apps), rounds=1)
-    metrics = result.train_metrics_clientapp[1]
-    assert (metrics["fnr-ranked"], metrics["fnr-unranked"], metrics["fnr-refined"]) == (3, 2, 1)
-    assert len(spy.seen[0]) == 5
+    result = played(fnr(spy, share=0.5), DirectGrid(apps), rounds=1)
+    assert metrics(result, "ranked", "unranked", "refined") == [3, 2, 1] and len(spy.seen[0]) == 5
     assert all(list(reply.content) == ["arrays", "metrics", "extra"] for reply in spy.seen[0])
+    assert metrics(played(fnr(), grid_of(tamper=seven_classes), rounds=1), "unranked") == [1]
+
+
+ONCE = iter(public())
 
 
 @pytest.mark.parametrize(
@@ -646,22 +620,13 @@ def test_a_client_without_the_mod_or_without_public_data_counts_unranked() -> No
         (lambda: client_app(FeatureNormMod(made, lambda: [])), "gave no batch"),
         (lambda: client_app(FeatureNormMod(Plain, public)), "Error.* in loading state_dict"),
         (lambda: client_app(FeatureNormMod(made, lambda: [{"image": 1, "label": 2}])), r"a batch must be \(x, y\)"),
+        (lambda: client_app(FeatureNormMod(made, lambda: ONCE)), "read only once"),
     ],
 )
 def test_a_federation_in_which_nobody_measures_is_stopped(app: Callable[[], ClientApp], why: str) -> None:
-    with pytest.raises(FnrflError, match=f"^FNR has nobody to refine in round 1.*{why}") as stopped:
-        played(FeatureNormStrategy(flower.FedAvg()), grid_of(app()))
+    with pytest.raises(FnrflError, match=f"nobody to refine in round 1.*{why}") as stopped:
+        played(fnr(), grid_of(app()))
     assert "\n" not in str(stopped.value) and "\\" not in str(stopped.value) and not str(stopped.value).endswith("..")
-
-
-def test_a_client_with_another_number_of_classes_is_not_ranked() -> None:
-    def tamper(message: Message, reply: Message) -> list[Message]:
-        if reply.metadata.src_node_id == 41 and "metrics" in reply.content:
-            reply.content[FNR_RECORD]["norms"] = [1.0] * 7
-        return [reply]
-
-    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(tamper=tamper), rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-unranked"] == 1
 
 
 @pytest.mark.parametrize("target", ["others", "all"])
@@ -679,7 +644,7 @@ def test_a_class_that_a_node_lacks_is_left_out_of_its_target_and_the_node_is_nam
         return [reply]
 
     apps = dict.fromkeys(NODES, with_norms()) | {23: client_app(FeatureNormMod(made, fewer, lambda: public()[:1]))}
-    grid, strategy = DirectGrid(apps, tamper=tamper), FeatureNormStrategy(flower.FedAvg(), share=0.4, target=target)
+    grid, strategy = DirectGrid(apps, tamper=tamper), fnr(target=target)
     said(caplog, strategy, grid, rounds=1)
     refined = [message.metadata.dst_node_id for message in orders(grid)]
     for message in orders(grid):
@@ -690,8 +655,7 @@ def test_a_class_that_a_node_lacks_is_left_out_of_its_target_and_the_node_is_nam
     for _ in range(2):  # once in each run, however many rounds it has
         _, warnings = said(caplog, strategy, grid, rounds=3)
         assert [re.findall(r"\bnode (\d+)", line) for line in warnings if "same public data" in line] == [["23"]]
-    _, warnings = said(caplog, strategy, grid_of())
-    assert not warnings
+    assert not said(caplog, strategy, grid_of())[1]
 
 
 def test_mods_outside_find_the_configs_of_the_app_in_every_message() -> None:
@@ -704,10 +668,8 @@ def test_mods_outside_find_the_configs_of_the_app_in_every_message() -> None:
         reply: Message = call_next(message, context)
         return reply
 
-    grid = grid_of(with_norms(logging_mod))
-    strategy = FeatureNormStrategy(flower.FedAvg(), share=0.4)
-    result = strategy.start(grid, start(), num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
-    assert [metrics["fnr-refined"] for metrics in result.train_metrics_clientapp.values()] == [2, 2]
+    grid = grid_of(with_norms(message_size_mod, logging_mod, arrays_size_mod))
+    fnr().start(grid, start(), num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
     assert sorted(seen) == sorted((t, 0.5, order) for t in (1, 2) for order in [False] * 5 + [True] * 2)
 
 
@@ -718,52 +680,28 @@ def test_a_generator_function_is_public_data_like_a_list() -> None:
         calls.append(1)
         yield from public()
 
-    results = [
-        played(
-            FeatureNormStrategy(flower.FedAvg(), share=0.4, epochs=3), grid_of(client_app(FeatureNormMod(made, data)))
-        )
-        for data in (public, yielded)
-    ]
-    assert torch.equal(weights(results[0].arrays), weights(results[1].arrays))
-    assert results[0].train_metrics_clientapp == results[1].train_metrics_clientapp
+    one, other = (played(fnr(epochs=3), grid_of(client_app(FeatureNormMod(made, data)))) for data in (public, yielded))
+    assert torch.equal(weights(one.arrays), weights(other.arrays))
+    assert one.train_metrics_clientapp == other.train_metrics_clientapp
     assert len(calls) >= 2 * (5 * 2 + 2 * 3)  # norms and accuracy of five nodes, three passes of two, in two rounds
 
 
-def test_an_iterator_that_can_be_read_once_is_refused_in_the_first_round() -> None:
-    batches = iter(public())
-    with pytest.raises(FnrflError, match="in round 1.*read only once"):
-        played(FeatureNormStrategy(flower.FedAvg()), grid_of(client_app(FeatureNormMod(made, lambda: batches))))
-
-
-def test_a_run_in_which_nobody_can_refine_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(message: Message, reply: Message) -> list[Message]:
-        return [Message(Error(0, "no memory.\n\tTry again."), reply_to=message) if is_order(message) else reply]
-
+def test_a_run_in_which_nobody_can_refine_is_stopped() -> None:
+    broken = failing("no memory.\n\tTry again.")
     with pytest.raises(FnrflError, match="refined nobody.*no memory") as stopped:
-        played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=broken), rounds=5)
-    assert ".." not in str(stopped.value)
-    assert "\\" not in str(stopped.value)
+        played(fnr(), grid_of(tamper=broken), rounds=5)
+    assert ".." not in str(stopped.value) and "\\" not in str(stopped.value)
 
     def once(message: Message, reply: Message) -> list[Message]:
         works = is_order(message) and message.content["config"]["server-round"] == 2
         return [reply] if works else broken(message, reply)
 
-    result = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid_of(tamper=once), rounds=5)
-    assert [one["fnr-refined"] for one in result.train_metrics_clientapp.values()] == [0, 2, 0, 0, 0]
+    result = played(fnr(), grid_of(tamper=once), rounds=5)
+    assert [metrics(result, "refined", round=t)[0] for t in range(1, 6)] == [0, 2, 0, 0, 0]
 
 
-def test_a_node_that_was_restarted_between_the_phases_falls_back() -> None:
-    def tamper(message: Message, reply: Message) -> list[Message]:
-        grid.contexts[message.metadata.dst_node_id].state.clear()
-        return [reply]
-
-    grid = grid_of(tamper=tamper)
-    result = played(FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
-
-
-def test_a_client_refines_no_model_of_another_question() -> None:
-    grid, strategy = grid_of(), FeatureNormStrategy(flower.FedAvg(), share=0.4)
+def test_a_client_refines_no_model_of_another_question_and_none_after_a_restart() -> None:
+    grid, strategy = grid_of(), fnr()
     played(strategy, grid, rounds=1)
     old = orders(grid)[0]
     node = old.metadata.dst_node_id
@@ -777,45 +715,21 @@ def test_a_client_refines_no_model_of_another_question() -> None:
     (again,) = grid.send_and_receive([old])
     assert "holds no model" in again.error.reason  # and then no more
 
+    def restarts(message: Message, reply: Message) -> list[Message]:
+        grid.contexts[message.metadata.dst_node_id].state.clear()
+        return [reply]
+
+    grid.tamper = restarts
+    assert metrics(played(strategy, grid, rounds=1), "fell-back") == [2]
+
 
 def test_a_node_that_left_is_not_waited_for() -> None:
-    grid = grid_of()
-    strategy = FeatureNormStrategy(flower.FedAvg(), share=1.0)
-    messages = strategy._ask(1, start(), ConfigRecord(), grid)
-    replies = list(grid.send_and_receive(messages))
-    gone = grid.apps.pop(88)
-    assert gone is not None
-    _, metrics = strategy._refine_and_aggregate(1, replies)
-    assert metrics is not None
-    assert (metrics["fnr-refined"], metrics["fnr-fell-back"]) == (4, 1)
+    grid, strategy = grid_of(), fnr(share=1.0)
+    replies = list(grid.send_and_receive(strategy._ask(1, start(), ConfigRecord(), grid)))
+    del grid.apps[88]
+    _, counted = strategy._refine_and_aggregate(1, replies)
+    assert counted is not None and (counted["fnr-refined"], counted["fnr-fell-back"]) == (4, 1)
     assert 88 not in {message.metadata.dst_node_id for message in orders(grid)}
-
-
-def test_an_error_in_the_place_of_a_node_names_that_node(caplog: pytest.LogCaptureFixture) -> None:
-    """Flower's own grid answers for a node whose reply it cannot find: the sender is then the server."""
-
-    def tamper(message: Message, reply: Message) -> list[Message]:
-        if not is_order(message):
-            return [reply]
-        gone = Message(Error(5, "objects are unavailable"), reply_to=message)
-        gone.metadata.__dict__["_src_node_id"] = 1
-        return [gone]
-
-    grid = grid_of(tamper=tamper)
-    result, warnings = said(caplog, FeatureNormStrategy(flower.FedAvg(), share=0.4), grid, rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-fell-back"] == 2
-    for message in orders(grid):
-        text = f"node {message.metadata.dst_node_id} counts with its model before refinement: objects are unavailable"
-        assert any(text in line for line in warnings)
-
-
-def test_nobody_answering_is_left_to_the_strategy_inside() -> None:
-    def failing(message: Message, context: Context) -> Message:
-        raise RuntimeError("no data")
-
-    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(with_norms(function=failing)), rounds=1)
-    assert len(result.arrays) == 0
-    assert result.train_metrics_clientapp[1]["fnr-ranked"] == 0
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -831,40 +745,29 @@ PRIVATE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_differential_privacy_inside_is_refused_when_it_is_put_together(name: str) -> None:
-    private = PRIVATE[name](flower.FedAvg())
-    with pytest.raises(CompatibilityError, match=f"^FNR cannot go together with {name}: .* would not hold"):
-        FeatureNormStrategy(private)
+class Logged(flower.FedAvg):
+    """Somebody's own strategy that has another inside."""
 
-    class Logged(flower.FedAvg):
-        """Somebody's own strategy that has it inside."""
-
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.inner = inner
-
-    with pytest.raises(CompatibilityError, match=name):
-        FeatureNormStrategy(Logged(Logged(private)))
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_a_strategy_outside_is_refused_before_a_message_is_sent(name: str) -> None:
-    grid = grid_of()
-    with pytest.raises(CompatibilityError, match="^FNR cannot go together with a strategy around it: .*outermost"):
-        played(PRIVATE[name](FeatureNormStrategy(flower.FedAvg())), grid)
+def test_differential_privacy_is_refused_inside_and_outside_before_a_message_is_sent(name: str) -> None:
+    private, grid = PRIVATE[name], grid_of()
+    for inner in (private(flower.FedAvg()), Logged(Logged(private(flower.FedAvg())))):
+        with pytest.raises(CompatibilityError, match=f"FNR cannot go together with {name}: .* would not hold"):
+            FeatureNormStrategy(inner)
+    with pytest.raises(CompatibilityError, match="a strategy around it: .*outermost"):
+        played(private(fnr()), grid)
     assert grid.sent == []
-
-
-def test_secure_aggregation_on_the_server_is_refused() -> None:
-    with pytest.raises(CompatibilityError, match="FNR cannot go together with SecAggPlusWorkflow"):
-        FeatureNormStrategy(SecAggPlusWorkflow(3, 2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, older.secagg_mod, older.secaggplus_mod])
 def test_no_app_with_a_mod_outside_that_a_servers_strategy_must_know_is_refined(mod: Any) -> None:
     grid = grid_of(client_app(mod, FeatureNormMod(made, public)))
-    assert len(played(FeatureNormStrategy(flower.FedAvg()), grid, rounds=1).arrays) == 0  # the mod refused the messages
+    assert len(played(fnr(), grid, rounds=1).arrays) == 0  # the mod refused the messages
     assert not orders(grid)
 
 
@@ -873,26 +776,20 @@ def test_a_private_app_runs_as_before_when_the_server_has_no_fnr() -> None:
     assert len(played(flower.FedAvg(), grid_of(app), rounds=1).arrays)
 
 
-def test_other_mods_are_no_obstacle() -> None:
-    app = client_app(message_size_mod, FeatureNormMod(made, public), arrays_size_mod)
-    result = played(FeatureNormStrategy(flower.FedAvg()), grid_of(app), rounds=1)
-    assert result.train_metrics_clientapp[1]["fnr-refined"] == 2
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "twice": (lambda: FeatureNormStrategy(FeatureNormStrategy(flower.FedAvg())), CompatibilityError, "already"),
-    "trees": (lambda: FeatureNormStrategy(flower.FedXgbBagging()), CompatibilityError, "trees have no features"),
-    "class": (lambda: FeatureNormStrategy(flower.FedAvg), ConfigError, r"such as FedAvg\(\)"),  # type: ignore[arg-type]
+    "twice": (lambda: FeatureNormStrategy(fnr()), CompatibilityError, "already"),
+    "secure": (lambda: FeatureNormStrategy(SecAggPlusWorkflow(3, 2)), CompatibilityError, "with SecAggPlusWorkflow"),  # type: ignore[arg-type]
+    "trees": (lambda: fnr(flower.FedXgbBagging()), CompatibilityError, "trees have no features"),
+    "class": (lambda: fnr(flower.FedAvg), ConfigError, r"such as FedAvg\(\)"),
     "none": (lambda: FeatureNormStrategy(None), ConfigError, r"such as FedAvg\(\)"),  # type: ignore[arg-type]
-    "share": (lambda: FeatureNormStrategy(flower.FedAvg(), share=2), ConfigError, "share = 2"),
+    "share": (lambda: fnr(share=2), ConfigError, "share = 2"),
     "model": (lambda: FeatureNormMod(made(), public), ConfigError, "without calling it"),  # type: ignore[arg-type]
     "loader": (lambda: FeatureNormMod(made, public()), ConfigError, "must be a function"),  # type: ignore[arg-type]
-} | {
-    f"timeout {seconds}": (
-        lambda seconds=seconds: FeatureNormStrategy(flower.FedAvg(), timeout=seconds), ConfigError, "timeout"  # type: ignore[misc]
-    )
-    for seconds in (0.0, -1.0, float("nan"), float("inf"))
-}  # fmt: skip
+    **{
+        f"timeout {seconds}": (lambda seconds=seconds: fnr(timeout=seconds), ConfigError, "timeout")  # type: ignore[misc]
+        for seconds in (0.0, -1.0, float("nan"), float("inf"))
+    },
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -73,23 +73,15 @@ def test_nodes_with_other_numbers_of_labels_than_most_are_named() -> None:
     assert other_public_data(nodes[::2]) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("share", 1.5, "1"),
-        ("share", "half", "number"),
-        ("weight", -1.0, "0"),
-        ("weight", float("nan"), "number"),
-        ("penalty", "relativ", "relative"),
-        ("target", "both", "others"),
-        ("epochs", 1.5, "whole number"),
-        ("lr", 0.0, "0"),
-        ("lr", "client", "number"),
-        ("momentum", 1.0, "1"),
-        ("weight_decay", -0.1, "0"),
-        ("batchnorm", "eval", "frozen"),
-    ],
-)
+WRONG: list[tuple[str, object, str]] = [
+    ("share", 1.5, "1"), ("share", "half", "number"), ("weight", -1.0, "0"), ("weight", float("nan"), "number"),
+    ("penalty", "relativ", "relative"), ("target", "both", "others"), ("epochs", 1.5, "whole number"),
+    ("lr", 0.0, "0"), ("lr", "client", "number"), ("momentum", 1.0, "1"), ("weight_decay", -0.1, "0"),
+    ("batchnorm", "eval", "frozen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "rule"), WRONG)
 def test_an_option_that_cannot_be_is_refused_by_name(name: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} = .* is not allowed: it must be .*{rule}"):
         terms(**{name: value})

@@ -35,7 +35,7 @@ from fnrfl.data.batches import plan
 from fnrfl.data.reading import Reading
 from fnrfl.data.scaling import InputMoments
 from fnrfl.data.table_summary import ColumnSummary
-from fnrfl.engines.wire import from_bytes, from_parts, to_bytes
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation import messages, remote_clients
 from fnrfl.federation.agreement import (
     SiteFacts,
@@ -49,7 +49,6 @@ from fnrfl.federation.agreement import (
 from fnrfl.federation.handshake import HandshakeNetwork
 from fnrfl.federation.messages import NodeReply, Version
 from fnrfl.federation.node import AgreedRequests
-from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.remote_clients import Network, RemoteClients
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run
@@ -57,7 +56,7 @@ from fuzzing import ODD, spoilt, with_changes
 from node_services import ServiceNetwork, agree
 from settings import with_keys
 from test_network import PROCEED, config
-from test_site_nodes import recipe, schema, write_gaps
+from test_site_nodes import schema, with_gaps
 from toys import Run
 
 
@@ -88,12 +87,15 @@ def only(name: str, number: float) -> Callable[[NodeReply], NodeReply]:
     return lambda answer: replace(answer, content=changed(answer.content))
 
 
-def with_not_finite(told: Any) -> Callable[[NodeReply], NodeReply]:
-    """A reply of nobody that says whose numbers are not finite since which step."""
-    nobody = lambda content: replace(content.replies, clients=torch.arange(0))  # noqa: E731
+def not_finite(told: Any, **nobodys: Any) -> Callable[[NodeReply], NodeReply]:
+    """A reply that says whose numbers are not finite since which step."""
+    replies = lambda content: replace(content.replies, **nobodys)  # noqa: E731
     return lambda answer: replace(
-        answer, content=replace(answer.content, not_finite=told, replies=nobody(answer.content))
+        answer, content=replace(answer.content, not_finite=told, replies=replies(answer.content))
     )
+
+
+NOBODY = {"clients": torch.arange(0)}
 
 
 def full(number: float) -> Callable[[Any], Any]:
@@ -126,10 +128,10 @@ REPLIES = {
     "loss -3e38": in_reply(loss=full(-3e38)),
     "loss -1": in_reply(loss=full(-1.0)),
     "examples": in_reply(examples=full(2e4)),
-    "not finite": lambda answer: replace(answer, content=replace(answer.content, not_finite={"a": 1, 2: 3})),
-    "not finite, another client": with_not_finite({2: 1}),
-    "not finite, after very many steps": with_not_finite({1: 10**9}),
-    "not finite, no mapping": lambda answer: replace(answer, content=replace(answer.content, not_finite=False)),
+    "not finite": not_finite({"a": 1, 2: 3}),
+    "not finite, another client": not_finite({2: 1}, **NOBODY),
+    "not finite, after very many steps": not_finite({1: 10**9}, **NOBODY),
+    "not finite, no mapping": not_finite(False),
     "whether memory is lost": lambda answer: replace(answer, lost_memory="yes"),  # type: ignore[arg-type]
     "no reply": lambda answer: replace(answer, content=[1, 2]),
     "somebody's objective": lambda answer: replace(answer, content=Controlled(True)),
@@ -251,17 +253,14 @@ def fuzz(count: int, seed: int = 0) -> tuple[int, int]:
     state, cohort = played.state, torch.arange(6)
     shared = {"c": state.extra["c"]}
     task = LocalTask(Controlled(True), "local", state, shared=shared, hold_model=True, training=Training(epochs=1))
-    refine = replace(task, objective=Objective(), purpose="refine", data="public",
-                     remember=False)  # fmt: skip
+    refine = replace(task, objective=Objective(), purpose="refine", data="public", remember=False)
     probes: list[tuple[Probe, Any]] = [
         (Accuracy(), "ranking"), (ClassNorms(4), "public"), (LabelCounts(4), "private"), (Description(4), "private"),
         (SoftPredictions(len(played.engine.pool("distill")[1]), 2.0), "distill"),
     ]  # fmt: skip
     taken = 0
-    with (
-        played.losses(),
-        mock.patch.object(AgreedRequests, "__contains__", return_value=True),
-    ):  # more than one method asks
+    every_request = mock.patch.object(AgreedRequests, "__contains__", return_value=True)
+    with played.losses(), every_request:  # more than one method asks
         while network.drawn < count:
             clients._round += 1  # every time a new round, and nothing is kept of the last one
             clients.memory.versions.clear()
@@ -306,20 +305,13 @@ def test_a_message_takes_memory_in_proportion_to_itself() -> None:
 def test_an_answer_has_no_classes_but_those_of_answers() -> None:
     with pytest.raises(KeyError):
         from_bytes(to_bytes(Controlled(True)), messages.REPLIES)
-    assert from_parts(
-        b'{"class": "Version", "fields": [["round", 1], ["number", 2]]}', [], messages.REPLIES
-    ) == Version(1, 2)
+    assert from_bytes(to_bytes(Version(1, 2)), messages.REPLIES) == Version(1, 2)
 
 
 # -- before the first round --------------------------------------------------------------------------------------------
 
-SITES = [
-    as_plain(SiteFacts(name, {"fnrfl": "1", "torch": "2.9.1+cu128"}, schema=facts))
-    for name, facts in [
-        ("A", schema()),
-        ("A", SiteSchema("arrays", ("0", "1"), False, False, input_shape=(2, 3), dtype="float32")),
-    ]
-]
+ARRAYS = SiteSchema("arrays", ("0", "1"), False, False, input_shape=(2, 3), dtype="float32")
+SITES = [as_plain(SiteFacts("A", {"fnrfl": "1", "torch": "2.9+cu128"}, schema=one)) for one in (schema(), ARRAYS)]
 WILD: list[Any] = [*ODD, [0] * 20_000, {str(n): 1 for n in range(20_000)}, "1e999", "٣", "-", "float32", [2**20] * 9]
 
 
@@ -342,27 +334,16 @@ def test_no_facts_of_a_node_stop_the_server_but_by_a_sentence(honest: dict[str, 
             assert str(error).isprintable()
 
 
-def facts_of(**changed: Any) -> dict[str, Any]:
-    return as_plain(SiteFacts("A", {}, schema=schema())) | changed
+WRONG = [{"partition": -1}, {"partition": 10**30}, {"versions": {"fnrfl": "\x1b[2J"}}, {"data": "0"}]
+OF_SCHEMA = [{"kind": "os"}, {"dtype": "os"}, {"input_shape": [2**60]}, {"labels": {"a": 1}}]
 
 
 @pytest.mark.parametrize(
-    "told",
-    [
-        facts_of(partition=-1),
-        facts_of(partition=10**30),
-        facts_of(versions={"fnrfl": "\x1b[2J"}),
-        facts_of(data="0"),
-        facts_of(name="x" * 10**6),
-        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"kind": "os"}),
-        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"dtype": "os"}),
-        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"input_shape": [2**60]}),
-        facts_of(schema=as_plain(SiteFacts("A", {}, schema=schema()))["schema"] | {"labels": {"a": 1}}),
-    ],
+    "wrong", [*WRONG, {"name": "x" * 10**6}, *({"schema": SITES[0]["schema"] | one} for one in OF_SCHEMA)]
 )
-def test_facts_out_of_range_are_refused_with_the_seat(told: dict[str, Any]) -> None:
+def test_facts_out_of_range_are_refused_with_the_seat(wrong: dict[str, Any]) -> None:
     with pytest.raises(FnrflError, match="node 7") as refused:
-        from_plain(SiteFacts, told, "node 7")
+        from_plain(SiteFacts, SITES[0] | wrong, "node 7")
     assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()
 
 
@@ -383,9 +364,7 @@ def test_an_answer_before_the_first_round_is_refused_with_its_node(told: bytes) 
 
 def met_with(counts: list[int], *words: str) -> Any:
     """What the server makes of three sites, of which one claims so many examples of each class."""
-    write_gaps()
-    names = ("H10", "Aachen", "H2")
-    nodes = [NodeConfig(data=f"data/{site}.csv", name=site, public="public.csv") for site in names]
+    config, nodes = with_gaps("client.epochs=1", *words)
 
     class Claiming(ServiceNetwork):
         def carry(self, node: int, message: bytes) -> bytes:
@@ -394,8 +373,7 @@ def met_with(counts: list[int], *words: str) -> Any:
                 answer = replace(answer, content=answer.content | {"counts": counts})
             return to_bytes(answer)
 
-    words = ("public.source=public.csv", "dataset.missing=mean", "dataset.label=ill", "client.epochs=1", *words)
-    return agree(recipe(*words), Claiming(nodes), "test.csv")
+    return agree(config, Claiming(nodes), "test.csv")
 
 
 @pytest.mark.parametrize("words", [(), ("algorithm=public-share",)])

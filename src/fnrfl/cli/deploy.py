@@ -124,7 +124,7 @@ def run(
 
     with _deployment(folder, debug) as there:
         from fnrfl.flower.app_files import check_before_run
-        from fnrfl.flower.superlink import run_app
+        from fnrfl.flower.supervisor import run_app
 
         check_before_run(there, overrides or (), resume, test, trust=trust)
         paths = {"out": out, "resume": resume, "test": test}
@@ -140,8 +140,7 @@ def status(folder: Folder, debug: Debug = False) -> None:
     fnrfl deploy status federation
     """
     with _deployment(folder, debug) as there:
-        from fnrfl.flower.superlink import num_online
-        from fnrfl.flower.supervisor import recorded
+        from fnrfl.flower.supervisor import num_online, recorded
 
         records = [(one.name, one.pid, one.handle is not None) for one in recorded(there)]
         if not records:

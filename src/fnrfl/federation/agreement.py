@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
@@ -37,6 +37,7 @@ Sha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 Word = Annotated[str, Field(pattern=r"^[\w.+!-]{0,100}$")]
 Numbers = Annotated[tuple[float, ...], Field(max_length=MOST_INPUTS)]
 Axis = Annotated[int, Field(ge=1, le=2**24)]
+Names = Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)]
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,10 @@ class SiteSchema:
     """What a site's own data is like: no example, but the names of columns, categories and classes, and counts."""
 
     kind: Annotated[str, Field(pattern="^(table|pictures|arrays)$")]
-    labels: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)]  # each as it is written
+    labels: Names  # each as it is written
     named: bool  # labels are names, and not numbers
     tested: bool  # it comes with a test part
-    # those that an array `classes` names, in its order
-    classes: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=MOST_CLASSES)] | None = None
+    classes: Names | None = None  # those that an array `classes` names, in its order
     input_shape: Annotated[tuple[Axis, ...], Field(max_length=8)] = ()  # of arrays and pictures
     dtype: Annotated[str, Field(pattern="^(uint8|int64|float(16|32|64))?$")] = ""
     columns: Annotated[tuple[ColumnSummary, ...], Field(max_length=100_000)] = ()  # of a table
@@ -85,7 +85,6 @@ class SiteHolding:
 class Schema:
     """What the data of all sites is like."""
 
-    kind: str
     classes: Annotated[tuple[str, ...], Field(max_length=MOST_CLASSES)]
     input_shape: tuple[int, ...]
     dtype: str
@@ -120,24 +119,23 @@ class Agreement:
 
 def split_hash(parts: RunParts) -> str:
     """Return the sha256 of who holds what, and of all parts that are set aside."""
-    both = f"{parts.partition.sha256} {parts.splits.manifest()['sha256']}"
-    return hashlib.sha256(both.encode()).hexdigest()
+    return hashlib.sha256(f"{parts.partition.sha256} {parts.splits.manifest()['sha256']}".encode()).hexdigest()
 
 
 def public_hash(splits: Splits) -> str:
     """Return the sha256 of all public data, in the shares that it is used in."""
-    shares = [(part.x.numpy(), part.y.numpy()) for part in (splits.public, splits.ranking, splits.distill)]
-    return checksum(*(array for share in shares for array in share))
+    parts = (splits.public, splits.ranking, splits.distill)
+    return checksum(*(array.numpy() for part in parts for array in (part.x, part.y)))
 
 
 def as_plain(value: SiteFacts | SiteHolding | Agreement) -> dict[str, Any]:
-    """A message as plain values that JSON has."""
+    """Return a message as plain values that JSON has."""
     plain: dict[str, Any] = TypeAdapter(type(value)).dump_python(value, mode="json")
     return plain
 
 
 def from_plain(cls: type[T], values: Any, whose: str) -> T:
-    """The inverse of `as_plain`; values of another shape are refused, and `whose` says who sent them."""
+    """Invert `as_plain`; refuse values of another shape, and say who sent them."""
     try:
         return TypeAdapter(cls).validate_python(values)
     except ValidationError as error:
@@ -149,33 +147,36 @@ def from_plain(cls: type[T], values: Any, whose: str) -> T:
         ) from error
 
 
-def refuse(rules: Iterable[tuple[object, str]]) -> None:
-    """Refuse by the sentence of the first rule that is broken."""
-    for broken, reason in rules:
-        if broken:
-            raise CompatibilityError(reason)
+def _refuse(broken: object, reason: str) -> None:
+    if broken:
+        raise CompatibilityError(printable(reason))
 
 
-def check_versions(facts: Sequence[SiteFacts]) -> tuple[str, ...]:
+def _refuse_other(who: str, has: str, theirs: str, ours: str, way_out: str) -> None:
+    told = f"{who} {has} than the server: its sha256 begins with {theirs[:8]}, the server's with {ours[:8]}. {way_out}"
+    _refuse(theirs != ours, told)
+
+
+def _check_versions(facts: Sequence[SiteFacts]) -> tuple[str, ...]:
     """Refuse another version of fnrfl than the first node's; return sentences about other packages that differ."""
     notices = []
     for one in facts[1:]:
         for package, version in facts[0].versions.items():
             if (other := one.versions.get(package, "none")) != version:
                 told = f"{facts[0].opened} has {package} {version} and {one.label} has {other}"
-                refuse([(package == "fnrfl", f"{told}; all must have the same. Install one version everywhere.")])
+                _refuse(package == "fnrfl", f"{told}; all must have the same. Install one version everywhere.")
                 notices.append(f"{told}: numbers may differ by rounding from those of a simulation.")
     return tuple(notices)
 
 
-def _check_names(facts: Sequence[SiteFacts]) -> dict[str, SiteFacts]:
+def _by_name(facts: Sequence[SiteFacts]) -> dict[str, SiteFacts]:
     """Return the nodes by the names of their clients; refuse two of one name."""
-    by_name: dict[str, SiteFacts] = {}
+    found: dict[str, SiteFacts] = {}
     for one in facts:
-        twice = by_name.setdefault(one.client, one) is not one
+        first = found.setdefault(one.client, one)
         rule = "each must have a partition or a name of its own. Correct the configuration of one of them."
-        refuse([(twice, f"Two nodes say that they are {by_name[one.client].label}; {rule}")])
-    return by_name
+        _refuse(first is not one, f"Two nodes say that they are {first.label}; {rule}")
+    return found
 
 
 # -- nodes that each take a part of one data set -----------------------------------------------------------------------
@@ -183,40 +184,29 @@ def _check_names(facts: Sequence[SiteFacts]) -> dict[str, SiteFacts]:
 
 def agree_on_experiment(facts: Sequence[SiteFacts], clients: int, data: str, split: str) -> Agreement:
     """Agree with nodes that each take a part of one data set; `data` and `split` are the server's own hashes."""
-    notices, recipe = check_versions(facts), f"the recipe has {counted(clients, 'client')}"
+    notices, recipe = _check_versions(facts), f"the recipe has {counted(clients, 'client')}"
+    sites = tuple(map(str, range(clients)))
     for one in facts:
-        refuse(
-            [
-                (
-                    one.partition is None,
-                    f"{one.opened} brings data of its own, and the recipe's scenario draws clients from one data set. "
-                    'Set scenario = "natural" and name every node, or give each node a partition.',
-                ),
-                (
-                    one.client not in map(str, range(clients)),
-                    f"A node has partition = {one.partition}, and {recipe}, numbered from 0. Correct the node's "
-                    "partition, or the recipe's clients.",
-                ),
-                (
-                    one.data != data,
-                    f"{one.opened} has another data set than the server: its sha256 begins with {one.data[:8]}, the "
-                    f"server's with {data[:8]}. Copy the server's data there, or correct data in the node's "
-                    "configuration.",
-                ),
-                (
-                    one.split != split,
-                    f"{one.opened} divides the data in another way than the server: the sha256 of its split begins "
-                    f"with {one.split[:8]}, the server's with {split[:8]}. Use the same versions and the same public "
-                    "data, and copy a saved split there if the scenario is one.",
-                ),
-            ]
+        _refuse(
+            one.partition is None,
+            f"{one.opened} brings data of its own, and the recipe's scenario draws clients from one data set. "
+            'Set scenario = "natural" and name every node, or give each node a partition.',
         )
-    sites, there = tuple(map(str, range(clients))), _check_names(facts)
-    if missing := [client for client in sites if client not in there]:
-        raise CompatibilityError(
-            f"No node has partition = {missing[0]}, and {recipe}, of which {len(missing)} are missing. Start a node "
-            "for each, or set clients in the recipe."
+        _refuse(
+            one.client not in sites,
+            f"A node has partition = {one.partition}, and {recipe}, numbered from 0. Correct the node's partition, or "
+            "the recipe's clients.",
         )
+        way_out = "Copy the server's data there, or correct data in the node's configuration."
+        _refuse_other(one.opened, "has another data set", one.data, data, way_out)
+        way_out = "Use the same versions and public data, and copy a saved split there if the scenario is one."
+        _refuse_other(one.opened, "divides the data in another way", one.split, split, way_out)
+    missing = [client for client in sites if client not in _by_name(facts)]
+    _refuse(
+        missing,
+        f"No node has partition = {next(iter(missing), '')}, and {recipe}, of which {len(missing)} are missing. "
+        "Start a node for each, or set clients in the recipe.",
+    )
     return Agreement(sites, data, split, notices=notices)
 
 
@@ -227,50 +217,37 @@ Described = tuple[SiteFacts, SiteSchema]
 
 def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
     """Agree with sites: the clients in the natural order of their names, and what their data is like together."""
-    notices, sites = check_versions(facts), dict[str, Described]()
-    for name, one in _check_names(facts).items():
-        refuse(
-            [
-                (
-                    one.schema is None,
-                    f"{one.opened} takes a part of a whole data set, and others bring data of their own. Give every "
-                    "node a name, or every node a partition.",
-                ),
-                (not name, "A node has no name. Set name in its configuration."),
-                (
-                    one.schema is not None and not _is_whole(one.schema),
-                    f"{one.opened} describes its data in a way that cannot be: a table has columns of different names, "
-                    "and other data a shape and a type. Install the same version of fnrfl.",
-                ),
-            ]
+    notices, sites = _check_versions(facts), dict[str, Described]()
+    for name, one in _by_name(facts).items():
+        _refuse(not name, "A node has no name. Set name in its configuration.")
+        if one.schema is None:
+            raise CompatibilityError(
+                f"{one.opened} takes a part of a whole data set, and others bring data of their own. Give every node a "
+                "name, or every node a partition."
+            )
+        columns = [column.name for column in one.schema.columns]
+        whole = len(set(columns)) == len(columns) > 0 if one.schema.kind == "table" else one.schema.input_shape
+        _refuse(
+            not whole or (one.schema.kind != "table" and not one.schema.dtype),
+            f"{one.opened} describes its data in a way that cannot be: a table has columns of different names, and "
+            "other data a shape and a type. Install the same version of fnrfl.",
         )
-        assert one.schema is not None
         sites[name] = (one, one.schema)
     names = in_natural_order(sites)
     return Agreement(tuple(names), schema=_schema([sites[name] for name in names], reading), notices=notices)
 
 
-def _is_whole(schema: SiteSchema) -> bool:
-    """Whether facts of one site can all be true."""
-    names = [column.name for column in schema.columns]
-    if schema.kind == "table":
-        return len(set(names)) == len(names) > 0
-    return bool(schema.input_shape and schema.dtype)
-
-
 def _schema(sites: Sequence[Described], reading: Reading) -> Schema:
     _refuse_unlike(sites, lambda one: one.kind, "brings {}", "all must bring the same kind. Convert one of them")
-    kind, tested = sites[0][1].kind, any(mine.tested for _, mine in sites)
-    if kind == "table":
-        tables = [TableSummary(one.label, mine.columns, mine.label, mine.labels) for one, mine in sites]
-        columns = merge_columns(tables, reading.categories)
-        inputs = len(columns.encoded)
-        too_many = (
-            f"The sites' tables have {inputs:,} inputs, with one for each category; {MOST_INPUTS:,} are the most."
-        )
-        refuse([(inputs > MOST_INPUTS, f"{too_many} Leave columns out with dataset.ignore.")])
-        return Schema(kind, merge_classes(tables), (inputs,), "float32", tested, columns)
-    return Schema(kind, _classes(sites), *_shape_and_type(sites), tested)
+    tested = any(mine.tested for _, mine in sites)
+    if sites[0][1].kind != "table":
+        return Schema(_classes(sites), *_shape_and_type(sites), tested)
+    tables = [TableSummary(one.label, mine.columns, mine.label, mine.labels) for one, mine in sites]
+    columns = merge_columns(tables, reading.categories)
+    inputs, most = len(columns.encoded), f"with one for each category; {MOST_INPUTS:,} are the most"
+    told = f"The sites' tables have {inputs:,} inputs, {most}. Leave columns out with dataset.ignore."
+    _refuse(inputs > MOST_INPUTS, told)
+    return Schema(merge_classes(tables), (inputs,), "float32", tested, columns)
 
 
 def _refuse_unlike(sites: Sequence[Described], fact: Callable[[SiteSchema], object], verb: str, rule: str) -> None:
@@ -278,27 +255,25 @@ def _refuse_unlike(sites: Sequence[Described], fact: Callable[[SiteSchema], obje
     (first, one), *others = sites
     for other, mine in others:
         ours, theirs = verb.format(fact(one)), verb.format(fact(mine))
-        refuse([(ours != theirs, printable(f"{first.opened} {ours} and {other.label} {theirs}; {rule}."))])
+        _refuse(ours != theirs, f"{first.opened} {ours} and {other.label} {theirs}; {rule}.")
 
 
 def _classes(sites: Sequence[Described]) -> tuple[str, ...]:
     """Return the classes that an array names, or those that occur at some site, sorted."""
-    kinds = {True: "names", False: "numbers"}
     rule = "all must have one kind. Write all as names, or all as numbers"
-    _refuse_unlike(sites, lambda one: kinds[one.named], "has {} as labels", rule)
+    _refuse_unlike(sites, lambda one: "names" if one.named else "numbers", "has {} as labels", rule)
     listed = lambda one: "no list of classes" if one.classes is None else f"the classes {listed_columns(one.classes)}"  # noqa: E731
     rule = "the number of a class must mean the same everywhere. Name all classes in one order at every site"
     _refuse_unlike(sites, listed, "has {}", rule)
     named, classes = sites[0][1].named, sites[0][1].classes
-    known = None if classes is None else set(classes if named else map(str, range(len(classes))))
     for one, mine in sites:
         numbers = named or all(re.fullmatch("-?[0-9]{1,18}", label) for label in mine.labels)
-        refuse([(not numbers, f"{one.opened} has labels that are neither names nor whole numbers. Correct them.")])
-        if unknown := sorted(set(mine.labels) - known) if known is not None else []:
-            raise CompatibilityError(
-                f"{one.opened} has the label {unknown[0]!r}, which is not among its classes "
-                f"{listed_columns(classes or ())}. Add it to the classes of every site, or correct the label."
-            )
+        _refuse(not numbers, f"{one.opened} has labels that are neither names nor whole numbers. Correct them.")
+        if classes is not None:
+            unknown = set(mine.labels) - set(classes if named else map(str, range(len(classes))))
+            told = f"{one.opened} has the label {min(unknown, default='')!r}, which is not among its classes"
+            way_out = "Add it to the classes of every site, or correct the label."
+            _refuse(unknown, f"{told} {listed_columns(classes)}. {way_out}")
     labels = {label for _, mine in sites for label in mine.labels}
     return classes if classes is not None else tuple(sorted(labels, key=None if named else int))
 
@@ -313,9 +288,10 @@ def _shape_and_type(sites: Sequence[Described]) -> tuple[tuple[int, ...], str]:
         shape = (3, *mine.input_shape[1:]) if coloured and grey else mine.input_shape
         return shape, "float32" if floating and mine.dtype == "int64" else mine.dtype
 
-    way_out = 'Set dataset.image_size in the recipe, such as "64"' if sites[0][1].kind == "pictures" else ""
-    rule = f"those of all sites must be alike. {way_out or 'Prepare them in one way'}"
-    _refuse_unlike(sites, lambda one: f"{agreed(one)[1]}{[*agreed(one)[0]]}", "has examples of {}", rule)
+    pictures = sites[0][1].kind == "pictures"
+    way_out = 'Set dataset.image_size in the recipe, such as "64"' if pictures else "Prepare them in one way"
+    like = lambda one: f"{agreed(one)[1]}{[*agreed(one)[0]]}"  # noqa: E731
+    _refuse_unlike(sites, like, "has examples of {}", f"those of all sites must be alike. {way_out}")
     return agreed(sites[0][1])
 
 
@@ -325,39 +301,29 @@ def with_counts(agreement: Agreement, holdings: Sequence[SiteHolding], max_share
     A site that claims more than `max_share` of all examples, by which models are weighted, is refused.
     """
     classes = () if agreement.schema is None else agreement.schema.classes
-    for name, one in zip(agreement.sites, holdings, strict=True):
-        right = len(one.counts) == len(classes) > 0 and min(one.counts) >= 0 and 1 <= sum(one.counts) <= MOST_HELD
-        told = f"{sum(one.counts):,} examples of {counted(len(one.counts), 'class', 'classes')}"
+    sizes, most, notices = tuple(sum(one.counts) for one in holdings), counted(len(classes), "class", "classes"), []
+    for name, one, size in zip(agreement.sites, holdings, sizes, strict=True):
+        right = len(one.counts) == len(classes) > 0 and min(one.counts) >= 0 and 1 <= size <= MOST_HELD
+        told = f"trains on {size:,} examples of {counted(len(one.counts), 'class', 'classes')}"
         rule = "there must be one at least, and a number for each class. Give that site examples, or leave it out."
-        refuse([(not right, f"The node {printable(name)!r} says that it trains on {told}; {rule}")])
-    sizes, hashes = tuple(sum(one.counts) for one in holdings), tuple(one.data for one in holdings)
+        _refuse(not right, f"The node {name!r} says that it {told}; {rule}")
     share, largest = max(zip((size / sum(sizes) for size in sizes), agreement.sites, strict=True))
-    told = f"The node {printable(largest)!r} says that it trains on {share:.1%} of all examples"
-    refuse(
-        [
-            (
-                share > max_share,
-                f"{told}, and network.max_share = {max_share:g}. Leave that site out, or set network.max_share higher.",
-            ),
-            (
-                len(classes) > sum(sizes),
-                f"The sites have {counted(len(classes), 'class', 'classes')} for "
-                f"{counted(sum(sizes), 'training example')}; there must be at least as many examples as classes. Check "
-                "that the labels are classes.",
-            ),
-        ]
-    )
-    notices = agreement.notices
+    told = printable(f"The node {largest!r} says that it trains on {share:.1%} of all examples")
+    way_out = "Leave that site out, or set network.max_share higher."
+    _refuse(share > max_share, f"{told}, and network.max_share = {max_share:g}. {way_out}")
+    told_all = f"The sites have {most} for {counted(sum(sizes), 'training example')}"
+    rule = "there must be at least as many examples as classes. Check that the labels are classes."
+    _refuse(len(classes) > sum(sizes), f"{told_all}; {rule}")
     if share > 0.5 and len(sizes) > 2:
-        most = f"{told}, so it has most of the weight. network.max_share refuses sites that claim too much."
-        notices = (*notices, most)
+        notices = [f"{told}, so it has most of the weight. network.max_share refuses sites that claim too much."]
+    hashes = tuple(one.data for one in holdings)
     whole = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
-    return replace(agreement, data=whole, split=holdings[0].public, sizes=sizes, hashes=hashes, notices=notices)
+    agreed = replace(agreement, data=whole, split=holdings[0].public, sizes=sizes, hashes=hashes)
+    return replace(agreed, notices=(*agreement.notices, *notices))
 
 
 def refuse_other_public(agreement: Agreement, holdings: Sequence[SiteHolding], own: str) -> None:
     """Refuse a node whose public data is not the server's, of which `own` is the sha256."""
+    way_out = "Copy the server's public data there, and set public in the node's configuration."
     for name, one in zip(agreement.sites, holdings, strict=True):
-        told = f"The node {printable(name)!r} has other public data than the server: its sha256 begins with"
-        way_out = "Copy the server's public data there, and set public in the node's configuration."
-        refuse([(one.public != own, f"{told} {one.public[:8]}, the server's with {own[:8]}. {way_out}")])
+        _refuse_other(f"The node {name!r}", "has other public data", one.public, own, way_out)

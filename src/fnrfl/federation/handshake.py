@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from fnrfl.core.ndarrays import Ints
 from fnrfl.core.trees import Tree
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
-from fnrfl.data.datasets import Dataset, DataSource, Part, read_source
+from fnrfl.data.datasets import Dataset, Part, read_source
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import both_parts
 from fnrfl.data.reading import Expected, Reading
-from fnrfl.data.scenarios import Natural, Scenario
+from fnrfl.data.scenarios import Natural
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreement import (
     Agreement,
@@ -38,7 +38,7 @@ from fnrfl.federation.agreement import (
     split_hash,
     with_counts,
 )
-from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply, in_short
+from fnrfl.federation.messages import REPLIES, HandshakeRequest, NodeReply, in_short, reason_of
 from fnrfl.federation.remote_clients import Network
 from fnrfl.runs.data import learns_from_public, reading_of
 from fnrfl.runs.passed import labels_in
@@ -56,9 +56,6 @@ class HandshakeNetwork(Network):
     recipe: str = ""
     agreement: Agreement = Agreement(())
 
-    def __post_init__(self) -> None:
-        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in count())
-
     def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
         node_of_client = {client: node for node, client in enumerate(self.client_of_node)}
         sent = {node_of_client[client]: message for client, message in requests.items()}
@@ -72,29 +69,20 @@ class HandshakeNetwork(Network):
     def ask(self, step: str, recipe: str, agreement: Agreement | None = None, run: str = "") -> list[Any]:
         """Return every node's answer to a question, in their order; an error of one node is an error here."""
         plain = None if agreement is None else as_plain(agreement)
-        request = HandshakeRequest(next(self._ids), step, recipe, plain, run)
-        answers: dict[int, Any] = {}
+        request, answers = HandshakeRequest(uuid.uuid4().hex, step, recipe, plain, run), dict[int, Any]()
         for node, told in self.network.exchange(dict.fromkeys(range(len(self.nodes)), to_bytes(request)), None):
-            reply = _read(told, request.id)
-            if isinstance(reply.content, Failure):
-                reason = in_short(reply.content.reason) or "it failed without a reason."
-                raise CompatibilityError(f"Node {printable(self.nodes[node])}: {reason}")
-            if reply.id == request.id:
+            reason, reply = told if isinstance(told, str) else "", None
+            with suppress(Exception):  # whatever is in it
+                reply = from_bytes(told, REPLIES) if isinstance(told, bytes) else None
+            if not isinstance(reply, NodeReply):
+                reason = reason or "its answer cannot be read. Install the same version of fnrfl."
+            elif isinstance(reply.content, Failure):
+                reason = reason_of(reply.content)
+            elif reply.id == request.id:
                 answers[node] = reply.content
+            if reason:
+                raise CompatibilityError(f"Node {printable(self.nodes[node])}: {in_short(reason)}")
         return [answers[node] for node in range(len(self.nodes))]
-
-
-def _read(told: bytes | str, id: str) -> NodeReply:
-    """A node's reply; what cannot be read is a failure."""
-    if isinstance(told, str):
-        return NodeReply(id, -1, Failure(told))
-    try:
-        reply = from_bytes(told, REPLIES)
-    except Exception:  # whatever is in it
-        reply = None
-    if not isinstance(reply, NodeReply):
-        return NodeReply(id, -1, Failure("its answer cannot be read. Install the same version of fnrfl."))
-    return reply
 
 
 @dataclass(frozen=True)
@@ -115,10 +103,8 @@ def handshake(config: RunConfig, network: Network, nodes: Sequence[str], test: s
     if not nodes:
         raise CompatibilityError("No node has answered, so there is nobody to train. Start the nodes first.")
     asking, recipe = HandshakeNetwork(network, nodes), recipe_for_nodes(config)
-    facts = [
-        from_plain(SiteFacts, answer, f"node {printable(name)}")
-        for name, answer in zip(nodes, asking.ask("describe", recipe), strict=True)
-    ]
+    told = zip(nodes, asking.ask("describe", recipe), strict=True)
+    facts = [from_plain(SiteFacts, answer, f"node {printable(name)}") for name, answer in told]
     if any(one.partition is None for one in facts) and any(one.schema is not None for one in facts):
         parts, agreement = _agree_with_sites(config, asking, recipe, facts, test)
     else:
@@ -137,11 +123,11 @@ def _agree_with_sites(
     refuse_what_sites_cannot(config, test)
     agreement = agree_on_sites(facts, reading_of(config))
     answers = {one.client: answer for one, answer in zip(facts, asking.ask("count", recipe, agreement), strict=True)}
-    holdings = [from_plain(SiteHolding, answers[site], f"the node {printable(site)!r}") for site in agreement.sites]
+    holdings = [from_plain(SiteHolding, answers[site], f"the node {site!r}") for site in agreement.sites]
     agreement = with_counts(agreement, holdings, config.network.max_share)
-    data = stand_in(agreement, load_test_set(test, agreement, reading_of(config)))
+    data = stand_in(agreement, test, reading_of(config))
     counts = np.array([one.counts for one in holdings], dtype=np.int64)
-    partition = partition_elsewhere(agreement, counts, scenarios.parse(config.scenario), config.seed)
+    partition = partition_elsewhere(agreement, counts, config)
     parts = parts_with(config, data, agreement.notices, partition=partition)
     refuse_other_public(agreement, holdings, public_hash(parts.splits))
     return parts, agreement
@@ -185,55 +171,41 @@ def refuse_what_sites_cannot(recipe: RunConfig, test: str | None = None) -> None
 # -- what the server has in place of the sites' data -------------------------------------------------------------------
 
 
-def _schema_of(agreement: Agreement) -> Schema:
-    assert agreement.schema is not None
-    return agreement.schema
-
-
-def stand_in(agreement: Agreement, test: Part) -> Dataset:
+def stand_in(agreement: Agreement, test: str, reading: Reading) -> Dataset:
     """Return the sites' data as the server knows it: how many examples there are of each class, and no example.
 
     Inputs and labels are tensors without values (torch's "meta" device): they have a shape and a type, and take no
-    memory, however many examples a site claims. Reading one fails, so that nothing can use them by mistake.
+    memory, however many examples a site claims. Reading one fails, so that nothing can use them by mistake. `test` is
+    the server's own test set, with the columns and class numbers that the sites have agreed on.
     """
-    schema, count = _schema_of(agreement), sum(agreement.sizes)
-    blank = torch.empty(count, *schema.input_shape, dtype=getattr(torch, schema.dtype), device="meta")
-    return Dataset(
-        "the sites' data",
-        Part(blank, torch.empty(count, dtype=torch.int64, device="meta")),
-        test,
-        schema.classes,
-        "each site's own machine",
-        agreement.data,
-        columns=schema.columns,
-    )
-
-
-def load_test_set(path: str, agreement: Agreement, reading: Reading) -> Part:
-    """The server's own test set, with the columns and class numbers that the sites have agreed on."""
-    schema = _schema_of(agreement)
-    expected = Expected(schema.columns, colour=schema.colour, whose="the sites")
-    what, dtype = f"The server's test set {path}", getattr(torch, schema.dtype)
-    part = both_parts(_undivided(read_source(path, expected, reading)), schema.classes, what)
-    pixels = [one == torch.uint8 for one in (part.x.dtype, dtype)]
-    if tuple(part.x.shape[1:]) != schema.input_shape or pixels[0] != pixels[1]:
+    assert (schema := agreement.schema) is not None
+    count, dtype = sum(agreement.sizes), getattr(torch, schema.dtype)
+    part = _test_part(test, schema, reading)
+    if tuple(part.x.shape[1:]) != schema.input_shape or (part.x.dtype == torch.uint8) != (dtype == torch.uint8):
         raise CompatibilityError(
-            f"{what} has examples of {str(part.x.dtype).removeprefix('torch.')}{list(part.x.shape[1:])}, and the sites "
-            f"have {schema.dtype}{list(schema.input_shape)}; they must be alike. Prepare it in the same way."
+            f"The server's test set {test} has examples of {str(part.x.dtype).removeprefix('torch.')}"
+            f"{list(part.x.shape[1:])}, and the sites have {schema.dtype}{list(schema.input_shape)}; they must be "
+            "alike. Prepare it in the same way."
         )
-    floating = part.x.is_floating_point() and not dtype.is_floating_point  # fractions stay what they are
-    return part if floating else Part(part.x.to(dtype), part.y)
+    if dtype.is_floating_point or not part.x.is_floating_point():  # fractions stay what they are
+        part = Part(part.x.to(dtype), part.y)
+    x = torch.empty(count, *schema.input_shape, dtype=dtype, device="meta")
+    train = Part(x, torch.empty(count, dtype=torch.int64, device="meta"))
+    whose, columns = "each site's own machine", schema.columns
+    return Dataset("the sites' data", train, part, schema.classes, whose, agreement.data, columns=columns)
 
 
-def _undivided(source: DataSource) -> Dataset:
-    """All examples of a source, of which none are set aside."""
-    parts = list(source.raw.parts.values())
-    if len(parts) == 2:
-        return source.dataset()
-    twice = replace(source, raw=replace(source.raw, parts={"train": parts[0], "test": parts[0]})).dataset()
-    return replace(twice, test=twice.test.take(torch.arange(0)))
+def _test_part(path: str, schema: Schema, reading: Reading) -> Part:
+    """Read all examples of a test set, of which none are set aside."""
+    source = read_source(path, Expected(schema.columns, colour=schema.colour, whose="the sites"), reading)
+    if len(parts := list(source.raw.parts.values())) == 1:
+        source = replace(source, raw=replace(source.raw, parts={"train": parts[0], "test": parts[0]}))
+    data = source.dataset()
+    whole = data if len(parts) == 2 else replace(data, test=data.test.take(torch.arange(0)))
+    return both_parts(whole, schema.classes, f"The server's test set {path}")
 
 
-def partition_elsewhere(agreement: Agreement, counts: Ints, scenario: Scenario, seed: int) -> Partition:
-    """Who holds how many examples of each class, [clients, classes], and no position of any."""
-    return Partition((np.arange(0),) * len(counts), counts, scenario, seed, agreement.sites)
+def partition_elsewhere(agreement: Agreement, counts: Ints, config: RunConfig) -> Partition:
+    """Return who holds how many examples of each class, [clients, classes], and no position of any."""
+    scenario = scenarios.parse(config.scenario)
+    return Partition((np.arange(0),) * len(counts), counts, scenario, config.seed, agreement.sites)

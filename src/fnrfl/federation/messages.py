@@ -118,9 +118,11 @@ class Field:
     def refuse(self, name: str, value: Any) -> str | None:
         """Say why a value is not right; None: it is."""
         like = self.like
-        if not isinstance(value, Tensor) or value.dtype != like.dtype or list(value.shape) != [1, *like.shape]:
+        if not isinstance(value, Tensor):
+            return f"its {name} is a {type(value).__name__}, and no tensor."
+        if value.dtype != like.dtype or list(value.shape) != [1, *like.shape]:
             right = f"{[1, *like.shape]} of {like.dtype}"
-            return f"its {name} is {_shape_of(value)}, and {right} is right."
+            return f"its {name} is {list(value.shape)} of {value.dtype}, and {right} is right."
         # Squares of so large numbers, and sums of many squares, can still be computed.
         largest = torch.finfo(like.dtype).max ** 0.4 if like.is_floating_point() else 2.0**53
         least, most = max(self.least, -largest), min(self.most, largest)
@@ -145,70 +147,64 @@ def refuse_tree(tree: Any, fields: Fields) -> str | None:
 def refuse_envelope(answer: NodeReply, request: NodeRequest) -> str | None:
     """Say what is wrong with all but the content of an answer, or what its client says has gone wrong."""
     if isinstance(answer.content, Failure):
-        return in_short(answer.content.reason) or "it failed without a reason."
-    right = type(answer.lost_memory) is bool and all(
-        version is None
-        or (_is_hash(version.sha256) and str(version) == str(Version(request.round, request.number, version.sha256)))
-        for version in (answer.memory, answer.held)
-    )
-    return None if right else "it does not say in the right form what it keeps."
+        return reason_of(answer.content)
+
+    def right(version: Version) -> bool:
+        sha256 = version.sha256
+        hashed = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
+        return hashed and str(version) == str(Version(request.round, request.number, sha256))
+
+    kept = [version for version in (answer.memory, answer.held) if version is not None]
+    fine = type(answer.lost_memory) is bool and all(map(right, kept))
+    return None if fine else "it does not say in the right form what it keeps."
 
 
 def refuse_reply(
     content: Any, client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
 ) -> str | None:
-    """Say what is wrong with a client's reply to a task; None: nothing."""
+    """Say what is wrong with a client's reply to a task; None: nothing.
+
+    The number of steps follows from the task, and `travel` from that.
+    """
     if not isinstance(content, TrainReply) or not isinstance(content.not_finite, dict):
         return "its answer is no reply to a task."
-    replies = content.replies
+    replies, task, exactly = content.replies, request.task, Field.exactly
     if content.not_finite:  # it says so itself, and nothing else of its reply is used
         ((who, step),) = content.not_finite.items()
         right = (who, len(replies.clients)) == (client, 0) and type(step) is int and -1 <= step <= steps
         return None if right else "it does not say in the right form that its numbers are not finite."
     if replies.refined is not None:
         return "it has a second model beside the one that it was trained to."
-    facts = ("clients", "examples", "steps", "travel", "loss", "trained")
-    named = {name: getattr(replies, name) for name in facts}
-    named |= _labelled("buffer", replies.buffers) | _labelled("extra", replies.extras)
-    return refuse_tree(named, _reply_fields(client, request, model, extras, examples, steps))
-
-
-def _reply_fields(
-    client: int, request: TrainRequest, model: State, extras: Tree, examples: float, steps: int
-) -> Fields:
-    """The fields of a reply: the number of steps follows from the task, and `travel` from that."""
-    task, exactly = request.task, Field.exactly
     params, buffers = (model.params, model.buffers) if task.send_model else (model.params[:0], {})
     never_negative = type(task.objective).loss is Objective.loss  # a cross-entropy
-    return {
+    fields = {
         "clients": exactly(torch.tensor(client)),
         "examples": exactly(torch.tensor(examples, dtype=torch.float64)),
         "steps": exactly(torch.tensor(steps)),
         "travel": exactly(params.new_tensor(optim.travel(request.training, steps))),
         "loss": Field(params.new_zeros(()), 0.0 if never_negative else -math.inf),
         "trained": Field(params),
-        **_labelled("buffer", fields_like(buffers)),
-        **_labelled("extra", fields_like(extras)),
     }
+    named = {name: getattr(replies, name) for name in fields}
+    named |= _labelled("buffer", replies.buffers) | _labelled("extra", replies.extras)
+    fields |= _labelled("buffer", fields_like(buffers)) | _labelled("extra", fields_like(extras))
+    return refuse_tree(named, fields)
 
 
 def fields_like(tree: Tree) -> Fields:
-    """Fields like named tensors; a variance is never negative."""
+    """Return fields like named tensors; a variance is never negative."""
     return {k: Field(v, 0.0 if k.endswith("running_var") else -math.inf) for k, v in tree.items()}
 
 
 def in_short(words: Any) -> str:
-    """A client's own words as they are repeated: some of them, and none that move a cursor."""
+    """Repeat some of a client's own words, and none that move a cursor."""
     return printable(words[:MOST_TOLD]) if isinstance(words, str) else ""
+
+
+def reason_of(failure: Failure) -> str:
+    """Return why a client has failed, in short."""
+    return in_short(failure.reason) or "it failed without a reason."
 
 
 def _labelled(kind: str, tree: dict[Any, Any]) -> dict[str, Any]:
     return {f"{kind} {name!r}": value for name, value in tree.items()}  # 1 is another name than '1'
-
-
-def _is_hash(text: Any) -> bool:
-    return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
-
-
-def _shape_of(value: Any) -> str:
-    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -7,8 +7,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from fnrfl.core.messages import Failure, MeasureRequest, MemoryRequest, TrainRep
 from fnrfl.core.net import Net
 from fnrfl.core.store import ClientStore
 from fnrfl.core.trees import Tree, aligned
-from fnrfl.core.values import SERVER, Data, LocalTask, State
+from fnrfl.core.values import SERVER, LocalTask, State
 from fnrfl.core.words import printable
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import Parsed, to_bytes
 from fnrfl.federation.messages import NodeReply, NodeRequest, Version, check_run_id, model_alone
+from fnrfl.rundir import files
 
 log = logging.getLogger("fnrfl")
 LOGGED = 2000  # characters of an error: a server may have written most of it
@@ -56,7 +57,7 @@ class VersionedFolder:
     def read(self, version: Version) -> Tree | None:
         """Return what was kept; None if it is not there, or damaged."""
         try:
-            content = (self.folder / version.file).read_bytes()
+            content = files.read_bytes(self.folder / version.file)
         except FileNotFoundError:
             return None
         return aligned(load(content)) if hashlib.sha256(content).hexdigest() == version.sha256 else None
@@ -64,17 +65,7 @@ class VersionedFolder:
     def write(self, version: Version, tree: Tree) -> Version:
         """Keep a tree; the version that is given back has its hash."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()})
-        part = self.folder / f"{version.file}.{os.getpid()}.part"
-        try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.folder / version.file)
-        except OSError:  # a full disk
-            with suppress(OSError):
-                part.unlink()
-            raise
+        files.write(self.folder / version.file, content)
         return replace(version, sha256=hashlib.sha256(content).hexdigest())
 
     def remove_all_but(self, versions: Iterable[Version | None]) -> None:
@@ -92,14 +83,12 @@ class Node:
         self.participant, self.run = participant, check_run_id(run)
         place = folder / self.run / f"client-{participant.client}"
         self.memories, self.models = VersionedFolder(place / "memory"), VersionedFolder(place / "held")
-        self._sizes: dict[Data, int] = {}
 
     def answer(self, message: Parsed) -> NodeReply:
         """Return the reply to a request; raise what goes wrong."""
         request = message.value()
-        for applies, reason in self._refusals(request):
-            if applies:
-                raise ShareableError(reason)
+        if reason := next((reason for applies, reason in self._refusals(request) if applies), None):
+            raise ShareableError(reason)
         return self._answer(request)
 
     def _refusals(self, node_request: Any) -> Iterator[tuple[bool, str]]:
@@ -130,11 +119,10 @@ class Node:
 
     def _examples(self, request: TrainRequest) -> int:
         """How many examples an agreed task goes through, those that fill its last batch included."""
-        feed, data = self.participant.trainer.feed, request.task.data
-        if data not in self._sizes:
-            private = data == "private"
-            self._sizes[data] = int(feed.examples[self.participant.client]) if private else len(feed.all(data)[1])
-        return request.epochs[0] * self._sizes[data] + min(request.epochs[0], 1) * request.training.batch
+        feed, data, passes = self.participant.trainer.feed, request.task.data, request.epochs[0]
+        private = data == "private"
+        size = int(feed.examples[self.participant.client]) if private else len(feed.all(data)[1])
+        return passes * size + min(passes, 1) * request.training.batch
 
     def _answer(self, node_request: NodeRequest) -> NodeReply:
         request, client, trainer = node_request.request, node_request.client, self.participant.trainer
@@ -178,8 +166,8 @@ def answer_bytes(message: bytes, answer: Callable[[Parsed], NodeReply]) -> bytes
         return to_bytes(answer(parsed))
     except Exception as error:
         client = head.get("client")
-        client = client if type(client) is int else -1
-        return to_bytes(NodeReply(str(head.get("id", "")), client, failure_at_node(error)))
+        reply = NodeReply(str(head.get("id", "")), client if type(client) is int else -1, failure_at_node(error))
+        return to_bytes(reply)
 
 
 def failure_at_node(error: Exception) -> Failure:
@@ -225,17 +213,10 @@ def alike(one: Any, agreed: Any) -> bool:
         return bool(one.shape == agreed.shape and one.dtype == agreed.dtype)
     if one is None or isinstance(one, bool | int | str | frozenset):
         return bool(one == agreed)
-    mine, theirs = _parts(one), _parts(agreed)
+    if isinstance(one, list | tuple):
+        return len(one) == len(agreed) and all(map(alike, one, agreed))
+    mine, theirs = (value if isinstance(value, dict) else vars(value) for value in (one, agreed))
     return mine.keys() == theirs.keys() and all(alike(value, theirs[name]) for name, value in mine.items())
-
-
-def _parts(value: Any) -> dict[Any, Any]:
-    """Return the parts of a dict, a sequence or an object, by name or position."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    return {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
 
 
 class AgreedRequests:
@@ -257,23 +238,17 @@ class AgreedRequests:
         if type(t) is not int or t not in range(self.rounds):
             return False
         if t != self._round:
-            self._enter(t)
-        new = self._known
-        for _ in range(MOST_REHEARSALS):
-            if any(alike(request, one) for one in new):
-                return True
-            if (more := next(self._more, None)) is None:
-                return False
-            new = more
+            if not 0 <= self._round < t:
+                self._state = self.rehearsal.algorithm.init(self.rehearsal.net)
+                self._state = self._played(self._state, 0, self.cohort) if t else self._state
+            self._round, self._known, self._more = t, [], self._rehearsed(t)
+        if any(alike(request, one) for one in self._known):
+            return True
+        for more in islice(self._more, MOST_REHEARSALS):
             self._known += more
-        return any(alike(request, one) for one in new)
-
-    def _enter(self, t: int) -> None:
-        if not 0 <= self._round < t:
-            self._state = self.rehearsal.algorithm.init(self.rehearsal.net)
-            if t:
-                self._state = self._played(self._state, 0, self.cohort)
-        self._round, self._known, self._more = t, [], self._rehearsed(t)
+            if any(alike(request, one) for one in more):
+                return True
+        return False
 
     def _rehearsed(self, t: int) -> Iterator[list[object]]:
         """The requests of round t, a rehearsal at a time; that of the whole cohort comes first."""

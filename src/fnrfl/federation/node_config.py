@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.words import did_you_mean, printable
-from fnrfl.data.reading import require_file, split_names
+from fnrfl.core.words import did_you_mean
+from fnrfl.data.reading import split_names
 from fnrfl.data.sources import NAMED_DATASETS
 
 PATH_KEYS = ("data", "public", "split", "folder")  # of them, words that are paths may be relative to node.toml
 NODE_ENGINES = ("loop", "batched", "gpu")
+TYPES = {"int": "a whole number", "int | None": "a whole number", "bool": "true or false", "str": "text"}
+ONE_OF_TWO = (
+    "a node must have one of them. Set name if all of data is this client's own, or partition, a number from 0, if it "
+    "is to take a part of a whole data set."
+)
 
 
 class NodeInWords:
@@ -27,14 +31,12 @@ class NodeInWords:
     @property
     def label(self) -> str:
         """The node in a sentence."""
-        if self.partition is not None:
-            return f"the node with partition = {self.partition}"
-        return f"the node {printable(self.name)!r}"
+        return f"the node {self.name!r}" if self.partition is None else f"the node with partition = {self.partition}"
 
     @property
     def opened(self) -> str:
         """The node at the beginning of a sentence."""
-        return self.label[0].upper() + self.label[1:]
+        return f"T{self.label[1:]}"
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,6 @@ class NodeConfig(NodeInWords):
         """Columns of the site's table that are as if they were not there."""
         return split_names(self.ignore)
 
-    @property
-    def allowed_code(self) -> frozenset[str]:
-        """Code of the user's own that a recipe may name here."""
-        return frozenset(split_names(self.code))
-
     @classmethod
     def from_values(cls, values: Mapping[str, object], origin: str = "The node's configuration") -> NodeConfig:
         """From plain values, as Flower hands a node its own; keys may have hyphens. `origin` begins the refusals."""
@@ -75,84 +72,43 @@ class NodeConfig(NodeInWords):
         given = {key.replace("-", "_"): value for key, value in values.items()}
         for key, value in given.items():
             if key not in types:
+                near = did_you_mean(key, types)
                 raise ConfigError(
-                    f"{origin} has the key {key!r}, which a node has not.{did_you_mean(key, types)} The keys are "
-                    f"{', '.join(types)}."
+                    f"{origin} has the key {key!r}, which a node has not.{near} The keys are {', '.join(types)}."
                 )
             if type(value).__name__ != types[key].removesuffix(" | None"):
                 raise ConfigError(f"{origin} has {key} = {value!r}; it must be {TYPES[types[key]]}. Correct it.")
         made = cls(**given)  # type: ignore[arg-type]
-        for broken, reason in NODE_RULES:
-            if broken(made):
-                near = did_you_mean(made.engine, NODE_ENGINES)
-                raise ConfigError(f"{origin} {reason.format(node=made, near=near)}")
+        for broken, reason in made._rules():
+            if broken:
+                raise ConfigError(f"{origin} {reason}")
         return made
 
-    @classmethod
-    def from_file(cls, path: str | Path) -> NodeConfig:
-        """From a node.toml; paths in it are relative to the folder that it lies in."""
-        path = Path(path)
-        require_file(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path} does not exist (looked from {Path.cwd()}). Name a node.toml that does."
-            ) from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as TOML ({error}). Correct the file.") from error
-        beside = {key: _beside(path, value) if key in PATH_KEYS else value for key, value in values.items()}
-        return cls.from_values(beside, str(path))
-
-    def as_values(self) -> dict[str, object]:
-        """The keys that say something, as plain values."""
-        return {key: value for key, value in asdict(self).items() if value not in ("", None)}
+    def _rules(self) -> list[tuple[object, str]]:
+        """What cannot be right, and what is said of it after the name of the file."""
+        part, name, examples, runs = self.partition, self.name.strip(), self.max_examples, self.keep_runs
+        near = did_you_mean(self.engine, NODE_ENGINES)
+        no_data = "a recipe's dataset.name is not followed by a node. Set data to a file, a folder, a data set's name"
+        alike = "everybody in an experiment reads the same columns. Leave it out, and set dataset.ignore in the recipe"
+        least = f"max_examples = {examples} and keep_runs = {runs}; both must be at least 1. Correct them"
+        engine = f"engine = {self.engine!r}; it must be one of {', '.join(NODE_ENGINES)}.{near}"
+        return [
+            (not self.data.strip(), f"has no key data, and {no_data} or module:function."),
+            (part is None and not name, f"has neither of the keys partition and name; {ONE_OF_TWO}"),
+            (part is not None and name, f"has both of the keys partition and name; {ONE_OF_TWO}"),
+            ((part or 0) < 0, f"has partition = {part}; clients are numbered from 0. Correct it."),
+            (min(examples, runs) < 1, f"has {least}."),
+            (self.ignore and part is not None, f"has ignore = {self.ignore!r} beside a partition; {alike}."),
+            (self.engine not in NODE_ENGINES, f"has {engine}"),
+        ]
 
 
-ONE_OF_TWO = (
-    "a node must have one of them. Set name if all of data is this client's own, or partition, a number from 0, if it "
-    "is to take a part of a whole data set."
-)
-# What cannot be right, and what is said of it after the name of the file.
-NODE_RULES: tuple[tuple[Callable[[NodeConfig], object], str], ...] = (
-    (
-        lambda node: not node.data.strip(),
-        "has no key data, and a recipe's dataset.name is not followed by a node. Set data to a file, a folder, a data "
-        "set's name or module:function.",
-    ),
-    (
-        lambda node: node.partition is None and not node.name.strip(),
-        f"has neither of the keys partition and name; {ONE_OF_TWO}",
-    ),
-    (
-        lambda node: node.partition is not None and node.name.strip(),
-        f"has both of the keys partition and name; {ONE_OF_TWO}",
-    ),
-    (
-        lambda node: (node.partition or 0) < 0,
-        "has partition = {node.partition}; clients are numbered from 0. Correct it.",
-    ),
-    (
-        lambda node: min(node.max_examples, node.keep_runs) < 1,
-        "has max_examples = {node.max_examples} and keep_runs = {node.keep_runs}; both must be at least 1. Correct "
-        "them.",
-    ),
-    (
-        lambda node: node.ignore and node.partition is not None,
-        "has ignore = {node.ignore!r} beside a partition; everybody in an experiment reads the same columns. Leave it "
-        "out, and set dataset.ignore in the recipe.",
-    ),
-    (
-        lambda node: node.engine not in NODE_ENGINES,
-        f"has engine = {{node.engine!r}}; it must be one of {', '.join(NODE_ENGINES)}.{{near}}",
-    ),
-)
-TYPES = {"int": "a whole number", "int | None": "a whole number", "bool": "true or false", "str": "text"}
+def paths_beside(folder: Path, values: Mapping[str, object]) -> dict[str, object]:
+    """Make paths of a node.toml relative to its folder; names of data sets and of code stay as they are."""
 
+    def is_path(key: str, words: object) -> bool:
+        named = words in NAMED_DATASETS or usercode.target("dataset.name", words) is not None
+        return key in PATH_KEYS and isinstance(words, str) and words != "" and not named
 
-def _beside(file: Path, words: object) -> object:
-    """A path that is relative to the folder of a file; names of data sets and of code stay as they are."""
-    named = words in NAMED_DATASETS or usercode.target("dataset.name", words) is not None
-    if named or not words or not isinstance(words, str):
-        return words
-    return str(file.absolute().parent / os.path.expanduser(words))
+    whole = folder.absolute()
+    return {k: str(whole / os.path.expanduser(str(v))) if is_path(k, v) else v for k, v in values.items()}

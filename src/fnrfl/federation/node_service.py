@@ -23,6 +23,7 @@ from fnrfl.core.words import printable
 from fnrfl.data import scenarios
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.partition.views import Splits
+from fnrfl.data.reading import split_names
 from fnrfl.data.scaling import InputMoments, Scaling
 from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.rehearsal import Rehearsal
@@ -100,7 +101,7 @@ class NodeService:
         with kept_at_the_site(self.config):
             if agreement is None:
                 return as_plain(describe_node(recipe, self.config))
-            return as_plain(count_holding(recipe, self.config, agreement))
+            return as_plain(Site.of(recipe, self.config, agreement).holding)
 
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
         """Write what was agreed on for a run, and later how its inputs are scaled; nothing else of it may change."""
@@ -152,26 +153,25 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
     if len(text) > MOST_RECIPE:
         raise ShareableError(f"A recipe has {len(text):,} characters; {MOST_RECIPE:,} are the most.")
     told = read_keys(text, origin="The server's recipe")
+    public = told.get("public.source", "train") not in ("train", "test")
+    split = isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit)
     own: dict[str, object] = {
         "dataset.name": node.data,
         "metrics": "none",
         "engine": {"name": node.engine, "threads": 1, "clients_at_once": 1},
     }
-    if told.get("public.source", "train") not in ("train", "test"):
-        own["public.source"] = _copy_here(node, "public", "the public data")
-    if isinstance(scenarios.parse(str(told.get("scenario", ""))).split, SavedSplit):
-        own["scenario"] = _copy_here(node, "split", "the saved split that the scenario names")
-    return loads(text, own, origin="The server's recipe", of_run=True, listed_code=node.allowed_code)
-
-
-def _copy_here(node: NodeConfig, key: str, what: str) -> str:
-    """Return the path of this node's copy of something that the server has."""
-    if not (path := getattr(node, key)):
-        raise ShareableError(
-            f"{node.opened} has no key {key}, and paths in a recipe are not followed by a node. Copy {what} to this "
-            f"machine, and set {key} to it in the node's configuration."
-        )
-    return str(path)
+    for key, copy, needed, what in (
+        ("public.source", "public", public, "the public data"),
+        ("scenario", "split", split, "the saved split that the scenario names"),
+    ):
+        if needed and not getattr(node, copy):
+            raise ShareableError(
+                f"{node.opened} has no key {copy}, and paths in a recipe are not followed by a node. Copy {what} to "
+                f"this machine, and set {copy} to it in the node's configuration."
+            )
+        own |= {key: getattr(node, copy)} if needed else {}
+    allowed = frozenset(split_names(node.code))
+    return loads(text, own, origin="The server's recipe", of_run=True, listed_code=allowed)
 
 
 # -- what a node tells -------------------------------------------------------------------------------------------------
@@ -183,12 +183,6 @@ def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
         parts = _experiment(recipe, node)
         return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
     return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
-
-
-def count_holding(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteHolding:
-    """Return what a site tells the server once columns and classes are agreed on: how much it trains on."""
-    site = _site_splits(recipe, node, agreement)
-    return SiteHolding(tuple(site.counts.tolist()), site.dataset.checksum, public_hash(site.splits))
 
 
 @contextmanager
@@ -240,26 +234,22 @@ def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tup
 def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[int, RunParts]:
     """(the client's number, what it trains with); refused if that is not what the node told the server at first."""
     if node.partition is not None:
-        parts, client = _experiment(recipe, node), node.partition
-        if (parts.dataset.checksum, split_hash(parts)) != (agreement.data, agreement.split):
-            raise ShareableError(str(changed_since(node, "other data, or divides it in another way")))
-        return client, replace(parts, pool=parts.pool.only(client))
-    site = _site_splits(recipe, node, agreement)
-    client = agreement.sites.index(node.name.strip())
-    if (site.dataset.checksum, public_hash(site.splits)) != (agreement.hashes[client], agreement.split):
-        raise ShareableError(str(changed_since(node, "other data, or other public data")))
-    return client, _site_parts(recipe, site, agreement, client)
+        parts, client, has = _experiment(recipe, node), node.partition, "other data, or divides it in another way"
+        parts = replace(parts, pool=parts.pool.only(client))
+        now, told = (parts.dataset.checksum, split_hash(parts)), (agreement.data, agreement.split)
+    else:
+        site, has = Site.of(recipe, node, agreement), "other data, or other public data"
+        client, holding = agreement.sites.index(node.name.strip()), site.holding
+        now, told = (holding.data, holding.public), (agreement.hashes[client], agreement.split)
+    if now != told:
+        raise ShareableError(str(changed_since(node, has)))
+    return client, parts if node.partition is not None else site.parts(recipe, agreement, client)
 
 
 def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
     """Return the parts of a run of which this node takes one client's."""
-    if node.partition is None:
-        raise ShareableError(
-            f"{node.opened} brings data of its own, and the recipe's scenario = {recipe.scenario!r} draws clients from "
-            'one data set. Set scenario = "natural" in the recipe, or give the node a partition.'
-        )
     parts = gather_parts(recipe)
-    if node.partition >= parts.config.clients:
+    if (node.partition or 0) >= parts.config.clients:
         raise ShareableError(
             f"{node.opened} asks for a client that there is not: the recipe has {parts.config.clients}, numbered from "
             "0. Correct the node's partition."
@@ -268,40 +258,40 @@ def _experiment(recipe: RunConfig, node: NodeConfig) -> RunParts:
 
 
 @dataclass(frozen=True)
-class SiteSplits:
-    """A site's own examples, beside its copy of the public data."""
+class Site:
+    """A site's own examples, read as all sites have agreed, beside its copy of the public data."""
 
     dataset: Dataset
     splits: Splits
     algorithm: Algorithm
 
+    @classmethod
+    def of(cls, recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> Site:
+        """Read what a site has."""
+        if agreement.schema is None or node.name.strip() not in agreement.sites:
+            raise ShareableError(
+                f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
+            )
+        dataset, algorithm = read_agreed(node, reading_of(recipe), agreement.schema), build_algorithm(recipe)
+        _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING_PASSED), algorithm)
+        return cls(dataset, splits, algorithm)
+
     @property
-    def counts(self) -> np.ndarray:
-        """How many examples of each class it trains on."""
-        return np.bincount(self.dataset.train.y.numpy(), minlength=self.dataset.num_classes)
+    def holding(self) -> SiteHolding:
+        """What it tells the server once columns and classes are agreed on: how much it trains on."""
+        counts = np.bincount(self.dataset.train.y.numpy(), minlength=self.dataset.num_classes)
+        return SiteHolding(tuple(counts.tolist()), self.dataset.checksum, public_hash(self.splits))
 
-
-def _site_splits(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> SiteSplits:
-    """Return what a site has, read as all sites have agreed."""
-    if agreement.schema is None or node.name.strip() not in agreement.sites:
-        raise ShareableError(
-            f"{node.opened} is not among those that the server has agreed with. Begin again, with this node there."
-        )
-    dataset = read_agreed(node, reading_of(recipe), agreement.schema)
-    algorithm = build_algorithm(recipe)
-    _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING_PASSED), algorithm)
-    return SiteSplits(dataset, splits, algorithm)
-
-
-def _site_parts(recipe: RunConfig, site: SiteSplits, agreement: Agreement, client: int) -> RunParts:
-    """Return the parts of a run as one site has them; the server has checked what concerns all clients."""
-    dataset, scenario = site.dataset, scenarios.parse(recipe.scenario)
-    counts = np.zeros((len(agreement.sizes), len(site.counts)), dtype=np.int64)
-    counts[:, 0], counts[client] = agreement.sizes, site.counts  # all that others hold counts as of the first class
-    partition = partition_elsewhere(agreement, counts, scenario, recipe.seed)
-    config, net = fitting_net(with_counted_clients(recipe, partition), dataset, site.algorithm)
-    check_values(config, net, site.splits)
-    config, _ = choose_engine(config, net)  # the server says what is to be said about it
-    net = on_device(config, net)
-    pool = build_pool(config, dataset, partition, site.splits, net, client)
-    return RunParts(config, dataset, partition, site.splits, site.algorithm, net, pool, dataset.notices)
+    def parts(self, recipe: RunConfig, agreement: Agreement, client: int) -> RunParts:
+        """Return the parts of a run as this site has them; the server has checked what concerns all clients."""
+        own = self.holding.counts
+        counts = np.zeros((len(agreement.sizes), len(own)), dtype=np.int64)
+        counts[:, 0], counts[client] = agreement.sizes, own  # all that others hold counts as of the first class
+        partition = partition_elsewhere(agreement, counts, recipe)
+        config, net = fitting_net(with_counted_clients(recipe, partition), self.dataset, self.algorithm)
+        check_values(config, net, self.splits)
+        config, _ = choose_engine(config, net)  # the server says what is to be said about it
+        net = on_device(config, net)
+        pool = build_pool(config, self.dataset, partition, self.splits, net, client)
+        notices = self.dataset.notices
+        return RunParts(config, self.dataset, partition, self.splits, self.algorithm, net, pool, notices)

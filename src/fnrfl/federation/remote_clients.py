@@ -131,26 +131,25 @@ class RemoteClients:
         self._ids = (f"{server}-{number}" for number in count())
         self._round, self._number = -1, 0
         self._held: dict[int, Version] = {}
-        self._lengths: dict[str, int] = {}  # how many examples the server has, by the name of the data
         self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
 
     def train(self, request: TrainRequest) -> Iterator[TrainReply]:
         self._enter_round(request.round)
-        task, training = request.task, request.training
-        seconds, first = self.options.deadline(private=task.data == "private"), request.clients[0]
-        extras = rehearsed_extras(task, self.initial, self.feed.examples[first], self.memory.birth)
-        if task.data not in self._lengths:
-            self._lengths[task.data] = 0 if task.data == "private" else len(self.feed.all(task.data)[1])
+        task, training, clients = request.task, request.training, request.clients
+        private = task.data == "private"
+        extras = rehearsed_extras(task, self.initial, self.feed.examples[clients[0]], self.memory.birth)
+        length = 0 if private else len(self.feed.all(task.data)[1])
 
         def check(client: int, content: Any) -> str | None:
-            examples, epochs = int(self.feed.examples[client]), request.epochs[request.clients.index(client)]
-            steps = replace(training, epochs=epochs).steps(self._lengths[task.data] or examples)
+            examples, epochs = int(self.feed.examples[client]), request.epochs[clients.index(client)]
+            steps = replace(training, epochs=epochs).steps(length or examples)
             return refuse_reply(content, client, request, self.initial, extras, examples, steps)
 
-        replies, missing = self._ask(request, task.purpose, seconds, check)
+        sent = replace(request, task=replace(task, start=model_alone(task.start)))
+        replies, missing = self._ask(_each(sent), task.purpose, self.options.deadline(private=private), check)
         if missing:
             yield TrainReply(Replies.of_nobody(self.initial), missing=missing)
-        there = [client for client in request.clients if client in replies]
+        there = [client for client in clients if client in replies]
         for first in range(0, len(there), FOLD_ROWS):  # as many as are summed at once
             yield self._joined([replies.pop(client) for client in there[first : first + FOLD_ROWS]])
 
@@ -163,13 +162,14 @@ class RemoteClients:
             right = wrong or probe.accepts(content, one, float(self.feed.examples[client]))
             return wrong if right else f"its answer to {type(probe).__name__} cannot be."
 
-        return trees.joined([reply.content for reply in self._ask_all(request, "measure", check)])
+        sent = _each(replace(request, at=model_alone(request.at)))
+        return trees.joined([reply.content for reply in self._ask_all(sent, "measure", check)])
 
     def _fetch(self, client: int) -> Tree:
         """Read the memory of a client."""
         fields = fields_like(self.memory.birth)
         check = lambda _, content: refuse_tree({k: v[None] for k, v in content.items()}, fields)  # noqa: E731
-        (reply,) = self._ask_all(MemoryRequest(client), "memory", check)
+        (reply,) = self._ask_all({client: MemoryRequest(client)}, "memory", check)
         if reply.lost_memory:
             lost = {client: "it no longer has what it remembered."}
             raise MissingClients(lost, round=self._round + 1, stage="memory")
@@ -196,19 +196,19 @@ class RemoteClients:
         not_finite = {k: v for reply in replies for k, v in reply.content.not_finite.items()}
         return TrainReply(joined, not_finite, notes)
 
-    def _ask_all(self, request: MeasureRequest | MemoryRequest, phase: str, check: Check) -> list[NodeReply]:
-        """Return the replies of all clients, in the order of the request; refuse to go on without one."""
-        replies, missing = self._ask(request, phase, self.options.measure_deadline or None, check)
+    def _ask_all(self, requests: Mapping[int, Any], phase: str, check: Check) -> list[NodeReply]:
+        """Return the replies of all clients, in the order of the requests; refuse to go on without one."""
+        replies, missing = self._ask(requests, phase, self.options.measure_deadline or None, check)
         if missing:
             raise MissingClients(missing, round=self._round + 1, stage=phase)
-        return [replies[client] for client in _clients(request)]
+        return [replies[client] for client in requests]
 
     def _ask(
-        self, request: Any, phase: str, seconds: float | None, check: Check
+        self, requests: Mapping[int, Any], phase: str, seconds: float | None, check: Check
     ) -> tuple[dict[int, NodeReply], dict[int, str]]:
         """Return the replies that count, and why other clients have none."""
         self._number += 1
-        waiting = {one.client: one for one in self._written(request, phase)}
+        waiting = {client: self._written(client, request, phase) for client, request in requests.items()}
         missing, replies = dict.fromkeys(waiting, "it has not answered in time."), dict[int, NodeReply]()
         for attempt in count():
             sent = {client: to_bytes(one) for client, one in waiting.items()}
@@ -219,50 +219,32 @@ class RemoteClients:
                     continue
                 if isinstance(message, str):
                     missing[client] = in_short(message)
-                    continue
-                reply, wrong = _judged(message, waiting[client], check)
-                if reply is not None or wrong:  # who is refused would answer the same again
-                    del waiting[client], missing[client]
-                    replies |= {} if reply is None else {client: reply}
-                    missing |= {client: wrong} if wrong else {}
+                elif told := _judged(message, waiting[client], check):
+                    del waiting[client], missing[client]  # who is refused would answer the same again
+                    replies |= {} if isinstance(told, str) else {client: told}
+                    missing |= {client: told} if isinstance(told, str) else {}
             if not waiting or (attempt >= self.options.retries and self.options.on_missing != "wait"):
                 break
             time.sleep(PAUSE)
         return replies, missing
 
-    def _written(self, request: Any, phase: str) -> Iterator[NodeRequest]:
-        """The request to each client, with nothing of the server's state but the model."""
-        for m, client in enumerate(_clients(request)):
-            mine = request if isinstance(request, MemoryRequest) else request.rows(slice(m, m + 1))
-            if isinstance(mine, TrainRequest):
-                mine = replace(mine, task=replace(mine.task, start=model_alone(mine.task.start)))
-            elif isinstance(mine, MeasureRequest):
-                mine = replace(mine, at=model_alone(mine.at))
-            yield NodeRequest(
-                run=self.run,
-                id=next(self._ids),
-                client=client,
-                round=self._round,
-                number=self._number,
-                phase=phase,
-                request=mine,
-                memory=self.memory.versions.get(client),
-                kept=self.memory.at_start.get(client),
-                held=self._held.get(client),
-            )
+    def _written(self, client: int, request: Any, phase: str) -> NodeRequest:
+        memory, kept = self.memory.versions.get(client), self.memory.at_start.get(client)
+        where = (self.run, next(self._ids), client, self._round, self._number, phase)
+        return NodeRequest(*where, request, memory, kept, self._held.get(client))
 
 
-def _clients(request: TrainRequest | MeasureRequest | MemoryRequest) -> list[int]:
-    return [request.client] if isinstance(request, MemoryRequest) else request.clients
+def _each(request: TrainRequest | MeasureRequest) -> dict[int, Any]:
+    """Return the request to each client alone."""
+    return {client: request.rows(slice(m, m + 1)) for m, client in enumerate(request.clients)}
 
 
-def _judged(message: bytes, request: NodeRequest, check: Check) -> tuple[NodeReply | None, str]:
-    """(a reply that counts, "") or (None, why it is refused); (None, "") if it is late, or there a second time."""
+def _judged(message: bytes, request: NodeRequest, check: Check) -> NodeReply | str:
+    """Return a reply that counts, or why it is refused; "" if it is late, or there a second time."""
     try:
         reply = from_bytes(message, REPLIES)
         if (reply.id, reply.client) != (request.id, request.client):
-            return None, ""
-        wrong = refuse_envelope(reply, request) or check(request.client, reply.content)
+            return ""
+        return refuse_envelope(reply, request) or check(request.client, reply.content) or reply
     except Exception:  # whatever is in it: the server does not stop for it
-        return None, "its answer cannot be read."
-    return (None, wrong) if wrong else (reply, "")
+        return "its answer cannot be read."

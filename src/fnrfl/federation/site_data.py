@@ -17,7 +17,7 @@ from fnrfl.data import arrays, sites
 from fnrfl.data.datasets import Dataset, Part, read_source, refuse_keys_of_others
 from fnrfl.data.normalise import normalise
 from fnrfl.data.partition import holdout
-from fnrfl.data.reading import Examples, Expected, RawData, Reading
+from fnrfl.data.reading import Expected, RawData, Reading
 from fnrfl.data.sites import Site
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.data.sources.entry import checksum
@@ -30,12 +30,11 @@ KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
 
 
 def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
-    """What a site's data is like, before anything is agreed on."""
+    """Return what a site's data is like, before anything is agreed on."""
     reading = _own_reading(node, reading)
     site = _find(node, reading)
     if site is not None and site.kind == ".csv":
-        found = _describe_table(node, site, reading)
-        return found
+        return _describe_table(node, site, reading)
     raw = _read(node, site, None, reading)
     held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
     if len(held) < len(raw.parts):
@@ -55,6 +54,19 @@ def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     )
 
 
+def _describe_table(node: NodeConfig, site: Site, reading: Reading) -> SiteSchema:
+    found, labels = summarise_tables(list(site.parts.values()), reading)
+    _refuse_other_than_classes(node, labels, f"Column {found.label!r}")
+    for column in found.columns:  # a recipe may name any column as one of categories
+        if is_free_text(len(column.categories), column.known):
+            raise ConfigError(
+                f"Column {column.name!r} of {node.data} has {counted(len(column.categories), 'different cell')} in "
+                f"{counted(column.known, 'row')}, and the server would be told each. Name it as ignore in the node's "
+                "configuration, or make fewer categories of it."
+            )
+    return SiteSchema("table", found.labels, True, "test" in site.parts, columns=found.columns, label=found.label)
+
+
 def _refuse_other_than_classes(node: NodeConfig, labels: Mapping[str, int], where: str) -> None:
     """Refuse labels of which most occur once, such as numbers of patients: the server would be told each of them."""
     rows = sum(labels.values())
@@ -66,33 +78,26 @@ def _refuse_other_than_classes(node: NodeConfig, labels: Mapping[str, int], wher
 
 
 def read_agreed(node: NodeConfig, reading: Reading, schema: Schema) -> Dataset:
-    """All examples of a site in the shape, with the columns and the class numbers that were agreed on.
+    """Read all examples of a site in the shape, with the columns and the class numbers that were agreed on.
 
     Where nobody brings a test part, the site draws its own as the simulator does: by its own examples and name alone.
     """
     _refuse_other_columns(node, reading, schema)
     expected = Expected(schema.columns, colour=schema.colour, classes=schema.classes)
-    reading = _own_reading(node, reading)
+    reading, name = _own_reading(node, reading), node.name.strip()
     raw = _read(node, _find(node, reading), expected, reading)
-    parts = [raw.parts[part] for part in raw.parts]
-    if len(parts) == 1:
-        parts = _with_test_part(node, parts[0], schema)
+    parts = list(raw.parts.values())
+    if len(parts) == 1:  # where others bring a test part, this site trains with all that it has
+        rows, labels = np.arange(len(parts[0].x)), np.asarray(parts[0].y)
+        drawn = rows[:0] if schema.tested else holdout.draw_test_part_by_client(labels, {name: rows}, seed=0)
+        parts = [parts[0].take(np.setdiff1d(rows, drawn)), parts[0].take(drawn)]
     x = [_in_agreed_form(part.x, schema, node) for part in parts]
     y = [_class_numbers(part.y, raw.classes, schema.classes, node) for part in parts]
     train, test = (Part(arrays.tensor(xs), arrays.tensor(ys)) for xs, ys in zip(x, y, strict=True))
-    name = node.name.strip()
-    return Dataset(
-        node.data,
-        train,
-        test,
-        schema.classes,
-        node.data,
-        checksum(x[0], y[0], x[1], y[1]),
-        columns=schema.columns,
-        notices=raw.notices,
-        train_clients=(name,) * len(train),
-        test_clients=(name,) * len(test) or None,
-    )
+    whole = Dataset(node.data, train, test, schema.classes, node.data, checksum(x[0], y[0], x[1], y[1]))
+    clients, test_clients = (name,) * len(train), (name,) * len(test) or None
+    named = replace(whole, train_clients=clients, test_clients=test_clients)
+    return replace(named, columns=schema.columns, notices=raw.notices)
 
 
 def _refuse_other_columns(node: NodeConfig, reading: Reading, schema: Schema) -> None:
@@ -109,7 +114,7 @@ def _refuse_other_columns(node: NodeConfig, reading: Reading, schema: Schema) ->
     if wrong or told.label != schema.columns.label or len(schema.columns.encoded) > MOST_INPUTS:
         raise ConfigError(
             f"What was agreed on has the column {(wrong or [schema.columns.label])[0]!r} in another way than "
-            f"{node.label} has described it, or one which this node keeps to itself (ignore). It was refused."
+            f"{node.label} has described it, or one which this node keeps to itself (ignore). Correct the recipe."
         )
 
 
@@ -118,11 +123,8 @@ def _own_reading(node: NodeConfig, reading: Reading) -> Reading:
     return replace(reading, ignore=(*reading.ignore, *node.ignored_columns))
 
 
-# -- where it lies -----------------------------------------------------------------------------------------------------
-
-
 def _find(node: NodeConfig, reading: Reading) -> Site | None:
-    """The file or folder of a site; None for a data set's name or a function."""
+    """Return the file or folder of a site; None for a data set's name or a function."""
     path = Path(os.path.expanduser(node.data))
     refuse_keys_of_others(node.data, path, reading)
     if node.data in NAMED_DATASETS or (usercode.target("dataset.name", node.data) and not path.exists()):
@@ -138,37 +140,14 @@ def _find(node: NodeConfig, reading: Reading) -> Site | None:
 
 
 def _read(node: NodeConfig, site: Site | None, expected: Expected | None, reading: Reading) -> RawData:
-    """A site's examples, checked; missing values are treated as the recipe says."""
+    """Read a site's examples, and check them; missing values are treated as the recipe says."""
     if site is not None:
         return normalise(node.data, sites.read_sites([site], expected, reading), reading)
     usercode.allow("dataset.name", node.data)  # it stands in the node's own configuration
     return read_source(node.data, expected, reading).raw
 
 
-def _describe_table(node: NodeConfig, site: Site, reading: Reading) -> SiteSchema:
-    found, labels = summarise_tables(list(site.parts.values()), reading)
-    _refuse_other_than_classes(node, labels, f"Column {found.label!r}")
-    for column in found.columns:  # a recipe may name any column as one of categories
-        if is_free_text(len(column.categories), column.known):
-            raise ConfigError(
-                f"Column {column.name!r} of {node.data} has {counted(len(column.categories), 'different cell')} in "
-                f"{counted(column.known, 'row')}, and the server would be told each. Name it as ignore in the node's "
-                "configuration, or make fewer categories of it."
-            )
-    return SiteSchema("table", found.labels, True, "test" in site.parts, columns=found.columns, label=found.label)
-
-
 # -- in the form that was agreed on ------------------------------------------------------------------------------------
-
-
-def _with_test_part(node: NodeConfig, examples: Examples, schema: Schema) -> list[Examples]:
-    """Examples that come without a test part, in two."""
-    count = len(examples.x)
-    if schema.tested:  # others bring one: this site trains with all that it has
-        return [examples, examples.take(np.arange(0))]
-    held = {node.name.strip(): np.arange(count)}
-    test = holdout.draw_test_part_by_client(np.asarray(examples.y), held, seed=0)
-    return [examples.take(np.setdiff1d(np.arange(count), test)), examples.take(test)]
 
 
 def _in_agreed_form(x: np.ndarray, schema: Schema, node: NodeConfig) -> np.ndarray:
@@ -184,7 +163,7 @@ def _in_agreed_form(x: np.ndarray, schema: Schema, node: NodeConfig) -> np.ndarr
 def _class_numbers(
     labels: object, listed: Sequence[str] | None, classes: Sequence[str], node: NodeConfig
 ) -> np.ndarray:
-    """Labels as places among the classes: numbers of a list of classes are that already."""
+    """Return labels as places among the classes: numbers of a list of classes are that already."""
     y = arrays.class_labels(labels, f"y of {node.data}")
     if y.dtype.kind != "U" and listed is not None:
         return y
@@ -195,7 +174,7 @@ def _class_numbers(
 
 
 def changed_since(node: NodeConfig, has: str) -> CompatibilityError:
-    """A site whose data is not what it told the others at first."""
+    """Return the refusal of a site whose data is not what it told the others at first."""
     return CompatibilityError(
         f"{node.opened} has {has}, and told the server something else at first. Put the data back as it was, or run "
         "again."

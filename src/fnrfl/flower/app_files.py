@@ -16,8 +16,7 @@ from fnrfl.data import scenarios
 from fnrfl.data.scenarios import Natural
 from fnrfl.data.sources import NAMED_DATASETS
 from fnrfl.federation.handshake import refuse_what_sites_cannot
-from fnrfl.flower.deployment import Deployment
-from fnrfl.flower.node_settings import NODE_FILE, NodeSettings
+from fnrfl.flower.deployment import NODE_FILE, Deployment, NodeSettings
 from fnrfl.runs.setup.method import method_title
 
 RECIPE_FILE = "recipe.toml"
@@ -79,15 +78,10 @@ data = {data}
 """
 
 
-def _with_whole_paths(config: RunConfig) -> RunConfig:
-    """Make paths of data absolute, since the SuperLink and the nodes work in other folders."""
-
-    def whole(name: str) -> str:
-        is_path = name not in (*NAMED_DATASETS, "train", "test") and Path(name).exists()
-        return str(Path(name).resolve()) if is_path else name
-
-    dataset = replace(config.dataset, name=whole(config.dataset.name))
-    return replace(config, dataset=dataset, public=replace(config.public, source=whole(config.public.source)))
+def _whole_path(name: str) -> str:
+    """Make a path of data absolute, since the SuperLink and the nodes work in other folders."""
+    is_path = name not in (*NAMED_DATASETS, "train", "test") and Path(name).exists()
+    return str(Path(name).resolve()) if is_path else name
 
 
 def check_before_run(
@@ -98,7 +92,7 @@ def check_before_run(
     config = load(begun, words, trust=trust) if resume is None else load(resume / "config.toml", trust=trust)
     if test is not None and not test.exists():
         raise ConfigError(f"--test {test} is no such file or folder. Name the server's test set.")
-    settings = [one.values for node in deployment.nodes if (one := NodeSettings(node, {})).file.is_file()]
+    settings = [values for node in deployment.nodes if (values := NodeSettings(node, {}).in_file())]
     if settings and not any("partition" in values for values in settings):
         refuse_what_sites_cannot(config, str(test or ""))
 
@@ -116,18 +110,17 @@ def write_app(folder: Path, config: RunConfig, nodes: int = 0) -> Deployment:
     nodes = nodes or config.clients
     if not nodes:
         raise ConfigError("The recipe has clients = 0: those that the data names. Say how many nodes there will be.")
-    config = _with_whole_paths(config)
+    dataset = replace(config.dataset, name=_whole_path(config.dataset.name))
+    config = replace(config, dataset=dataset, public=replace(config.public, source=_whole_path(config.public.source)))
     name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "app"
     package = "app_" + name.replace("-", "_")
-    words = {
-        "name": f"fnrfl-{name}", "package": package, "method": method_title(config), "nodes": nodes,
-        "waits": 0 if config.clients else nodes, "recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE,
-    }  # fmt: skip
+    words = {"name": f"fnrfl-{name}", "package": package, "method": method_title(config), "nodes": nodes}
+    more = {"recipe": RECIPE_FILE, "version": __version__, "file": NODE_FILE}
     texts = {
-        "app/pyproject.toml": PROJECT_TEXT.format(**words),
+        "app/pyproject.toml": PROJECT_TEXT.format(**words, waits=0 if config.clients else nodes),
         f"app/{RECIPE_FILE}": config.to_toml(),
-        "app/README.md": README_TEXT.format(**words),
-        f"app/{package}/__init__.py": f'"""The app {json.dumps(words["name"])[1:-1]}."""\n',
+        "app/README.md": README_TEXT.format(**words, **more),
+        f"app/{package}/__init__.py": f'"""The app fnrfl-{name}."""\n',
         f"app/{package}/server_app.py": SERVER_TEXT,
         f"app/{package}/client_app.py": CLIENT_TEXT,
         ".gitignore": "*\n",

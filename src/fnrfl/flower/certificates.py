@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,35 +79,28 @@ def _certificate(
     def named(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text[:64])])
 
+    def as_host(host: str) -> x509.GeneralName:
+        with suppress(ValueError):
+            return x509.IPAddress(ipaddress.ip_address(host))
+        if HOST_NAME.fullmatch(host) is None:
+            raise ConfigError(f"{host!r} is no host. Give a name such as example.org, or an address.")
+        return x509.DNSName(host)
+
     now, is_ca = datetime.now(UTC), not hosts
     usage = "digital_signature key_cert_sign crl_sign content_commitment key_encipherment data_encipherment"
     allowed = dict.fromkeys(f"{usage} key_agreement encipher_only decipher_only".split(), False)
     allowed |= {"digital_signature": not is_ca, "key_cert_sign": is_ca, "crl_sign": is_ca}
-    extensions: list[tuple[Any, bool]] = [
-        (x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), True),
-        (x509.KeyUsage(**allowed), True),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    critical = [x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), x509.KeyUsage(**allowed)]
+    others: list[Any] = [
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     ]
     if hosts:
-        extensions.append((x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False))
-        extensions.append((x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), False))
+        others.append(x509.SubjectAlternativeName(list(map(as_host, hosts))))
+        others.append(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]))
     made = x509.CertificateBuilder(named("fnrfl deployment CA"), named(name), key.public_key())
     made = made.serial_number(x509.random_serial_number())
     made = made.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=DAYS))
-    for extension, critical in extensions:
-        made = made.add_extension(extension, critical)
+    for extension in (*critical, *others):
+        made = made.add_extension(extension, extension in critical)
     return made.sign(signer, hashes.SHA384())
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    """Return a host as a certificate names it: an address or a name."""
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    if HOST_NAME.fullmatch(host) is None:
-        raise ConfigError(f"{host!r} is no host. Give a name such as example.org, or an address.")
-    return x509.DNSName(host)

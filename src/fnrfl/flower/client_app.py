@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.flower.node_settings import NodeSettings
+from fnrfl.flower.deployment import NodeSettings
 from fnrfl.flower.worker import WorkerLink
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""The folder of a deployment: where everything is, and the settings of its processes. All state is in there."""
+"""The folder of a deployment, where all its state is, and the settings of its processes and nodes.
+
+A node's own settings are read in the process that Flower starts for every message, so this imports little.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,18 @@ import os
 import shlex
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 
+if TYPE_CHECKING:
+    from fnrfl.federation.node_config import NodeConfig
+
+NODE_FILE = "node.toml"
 # No process that `fnrfl deploy` starts asks anything outside, whatever the user's settings are.
 FLOWER_QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -95,3 +104,49 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """A node's folder, and the settings that its SuperNode was started with; no message changes any."""
+
+    folder: Path
+    given: Mapping[str, object]
+
+    @staticmethod
+    def of(node_config: Mapping[str, object]) -> NodeSettings:
+        """Read what Flower was given with `--node-config`, such as `partition-id=0 num-partitions=2`."""
+        given = {"partition" if key == "partition-id" else key: value for key, value in node_config.items()}
+        given.pop("num-partitions", None)
+        folder = given.pop("folder", None)
+        if not isinstance(folder, str) or not Path(folder).is_dir():
+            raise ConfigError(
+                f"The node's folder is {folder!r}; it must be the path of a folder. Start its SuperNode with "
+                """--node-config 'folder="/a/folder/of/the/node"'."""
+            )
+        return NodeSettings(Path(folder).resolve(), given)
+
+    def in_file(self) -> dict[str, object]:
+        """Read the keys of the node's file, which need not be there."""
+        file = self.folder / NODE_FILE
+        try:
+            return tomllib.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
+        except ValueError as error:
+            raise ConfigError(f"{file} cannot be read as TOML ({error}). Correct it.") from None
+
+    @property
+    def label(self) -> str:
+        """Which client the node is: the number of its partition, or its name."""
+        values = self.in_file() | dict(self.given)
+        if (label := values.get("partition", values.get("name"))) is None:
+            raise ConfigError(
+                f"{self.folder / NODE_FILE} has neither a partition nor a name. Write which client this node is."
+            )
+        return str(label)
+
+    def read(self) -> NodeConfig:
+        """Read and check the node's own configuration, in the worker; what the SuperNode was given goes first."""
+        from fnrfl.federation.node_config import NodeConfig, paths_beside
+
+        values = {"folder": str(self.folder), **paths_beside(self.folder, self.in_file()), **self.given}
+        return NodeConfig.from_values(values, str(self.folder / NODE_FILE))

@@ -12,25 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
 
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.words import printable
 from fnrfl.federation.remote_clients import Network
 from fnrfl.flower.client_app import ASK, RECORD, WHO, packed, unpacked, weight
 
-if TYPE_CHECKING:
-    from flwr.app import Message, RecordDict
-    from flwr.serverapp import Grid
-
 log = logging.getLogger("fnrfl")
 
 POLL_SECONDS = 0.05  # between two looks for replies, at first; the wait grows to a twentieth of the time waited
 SLOWEST_POLL = 1.0
 NODE_POLL_SECONDS = 0.5  # between two looks for nodes, while some are sought
-ASK_AGAIN = (
-    30.0  # seconds without a reply after which a node is asked whether it is there: it starts a process for that
-)
+ASK_AGAIN = 30.0  # seconds without a reply after which a node is asked whether it is there, which starts a process
 
 Key = tuple[str, bytes]  # the label of a client and a request's SHA-256: the same request to the same client
 
@@ -58,8 +55,6 @@ class GridNetwork(Network):
     _doubled: str = ""  # the sentence about two nodes with one label
     _silent: dict[int, float] = field(default_factory=dict)  # nodes that could not say, and when they were asked
     _next_look: float = 0.0
-
-    # -- which clients are there --------------------------------------------------------------------------------------
 
     def wait_for(self, count: int) -> list[str]:
         """Wait until so many nodes have said who they are; return their labels, in order.
@@ -109,9 +104,8 @@ class GridNetwork(Network):
         asked = {one.node for one in self._asked.values()}
         asked |= {node for node, when in self._silent.items() if now - when < ASK_AGAIN}
         if nodes := sorted((online - set(self.nodes.values()) | (online & late)) - asked):
-            from flwr.app import RecordDict
-
-            ids = self.grid.push_messages([self._message(RecordDict(), node, WHO) for node in nodes])
+            messages = [Message(RecordDict(), dst_node_id=node, message_type=WHO) for node in nodes]
+            ids = self.grid.push_messages(messages)
             self._asked |= {one: Sending(node) for one, node in zip(ids, nodes, strict=True) if one}
 
     def _heard_from(self) -> dict[int, float]:
@@ -127,7 +121,9 @@ class GridNetwork(Network):
                 log.warning("Node %d does not say which client it is: %s", asked.node, printable(failed[:500]))
                 continue
             alive[asked.node] = asked.when
-            if (registered := self._registered(asked.node)) not in ("", label):
+            known: Iterable[Any] = getattr(self.grid, "get_nodes", list)()  # where nodes have keys, under these names
+            registered = next((str(one.name) for one in known if one.node_id == asked.node), "")
+            if registered not in ("", label):
                 self._silent[asked.node] = asked.when
                 log.warning("The node registered as %s says that it is %s", *map(printable, (registered, label)))
             else:
@@ -150,13 +146,6 @@ class GridNetwork(Network):
                 "the name in the node.toml of one of them, or stop it."
             )
             log.warning(self._doubled)
-
-    def _registered(self, node: int) -> str:
-        """Return the name under which a node's key was registered; empty where nodes have no keys."""
-        nodes: Iterable[Any] = getattr(self.grid, "get_nodes", list)()
-        return next((str(one.name) for one in nodes if one.node_id == node), "")
-
-    # -- requests and replies -----------------------------------------------------------------------------------------
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
         """Send each client its request; yield replies as they come, until all are in or the seconds have passed.
@@ -193,7 +182,7 @@ class GridNetwork(Network):
 
     def _send(self, letters: Sequence[tuple[int, Key, bytes]]) -> dict[Key, Sending]:
         """Send requests to nodes; return where each went, by its key, also if Flower did not take it."""
-        messages = [self._message(packed(letter), node, ASK) for node, _, letter in letters]
+        messages = [Message(packed(letter), dst_node_id=node, message_type=ASK) for node, _, letter in letters]
         self.carried["letters_down"] += sum(len(letter) for _, _, letter in letters)
         self.carried["flower_down"] += sum(map(weight, messages))
         ids = self.grid.push_messages(messages)
@@ -234,8 +223,3 @@ class GridNetwork(Network):
     def _pulled(self, ids: Iterable[str]) -> list[Message]:
         wanted = list(ids)
         return list(self.grid.pull_messages(wanted)) if wanted else []
-
-    def _message(self, content: RecordDict, node: int, kind: str) -> Message:
-        from flwr.app import Message
-
-        return Message(content, dst_node_id=node, message_type=kind)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor, nn
+from torch import nn
 
 from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
@@ -67,8 +67,7 @@ class FeatureNormMod:
         if reply.has_error():
             return reply
         answer: FnrRecord = {"phase": MEASURE, "round": record["round"], "question": record["question"]}
-        number = context.node_config.get("partition-id")
-        if isinstance(number, int):
+        if isinstance(number := context.node_config.get("partition-id"), int):
             answer["client"] = number
         try:
             name = _model_record(list(reply.content.array_records), asked_with)
@@ -133,6 +132,7 @@ def _model_record(replied: list[str], asked_with: list[str]) -> str:
 
 
 def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
+    """Return the names of arrays, or those of the model where they are numbered."""
     listed = [str(place) for place in range(len(arrays))] == list(arrays)
     own = list(model.state_dict())
     return own if listed and len(own) == len(arrays) else list(arrays)
@@ -140,7 +140,7 @@ def _names(model: nn.Module, arrays: ArrayRecord) -> list[str]:
 
 def _as_arrays(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
     """Return the model's weights under the names, in the order and of the types of what was trained."""
-    state: Mapping[str, Tensor] = model.state_dict()
+    state = model.state_dict()
     values = [state[name].detach().cpu().numpy() for name in _names(model, like)]
     pairs = zip(like.items(), values, strict=True)
     return ArrayRecord({name: Array(np.asarray(value, dtype=array.dtype)) for (name, array), value in pairs})

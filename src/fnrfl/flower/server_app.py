@@ -12,28 +12,25 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError
+from fnrfl.federation.handshake import Handshake, handshake
+from fnrfl.flower.grid_network import GridNetwork
 from fnrfl.rundir import files
-
-if TYPE_CHECKING:
-    from flwr.app import Context
-    from flwr.serverapp import Grid, ServerApp
-
-    from fnrfl.config import RunConfig
-    from fnrfl.federation.handshake import Handshake
-    from fnrfl.flower.grid_network import GridNetwork
-    from fnrfl.rundir.events import Event
-    from fnrfl.runs.result import Result
+from fnrfl.rundir.events import Event
+from fnrfl.runs import run as runs
+from fnrfl.runs.result import Result
+from fnrfl.runs.run_files import verify
 
 CARRIED = "flower.json"  # in the run's folder: what Flower has carried
 
 
 def server_app(file: str) -> ServerApp:
     """Return an app that runs `recipe.toml` of the app whose package has this file."""
-    from flwr.serverapp import ServerApp
-
     app, folder = ServerApp(), Path(file).resolve().parent.parent
 
     @app.main()
@@ -52,11 +49,6 @@ def run_over(
     `test` is the server's own test set, where nodes bring data of their own. As many `nodes` are waited for; 0: as many
     as the recipe has clients.
     """
-    from fnrfl.config import load
-    from fnrfl.flower.grid_network import GridNetwork
-    from fnrfl.runs import run as runs
-    from fnrfl.runs.run_files import verify
-
     network = GridNetwork(grid)
     recipe_words = [*shlex.split(overrides), "engine.name=flower"]
     config = verify(Path(resume), trust=False).config if resume else load(recipe, recipe_words)
@@ -65,9 +57,8 @@ def run_over(
         result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
     else:
         result = runs.run(config, out=out or True, progress=_say, network=agreed.network, parts=agreed.parts)
-    bytes_of = network.carried
-    letters, whole = (bytes_of[f"{what}_down"] + bytes_of[f"{what}_up"] for what in ("letters", "flower"))
-    carried = {**bytes_of, "overhead_percent": round(100 * (whole - letters) / max(letters, 1), 3)}
+    letters, whole = (network.carried[f"{what}_down"] + network.carried[f"{what}_up"] for what in ("letters", "flower"))
+    carried = {**network.carried, "overhead_percent": round(100 * (whole - letters) / max(letters, 1), 3)}
     print(result, f"Flower has carried {json.dumps(carried)}", sep="\n", flush=True)
     if result.run_dir is not None:
         files.write(result.run_dir / CARRIED, json.dumps(carried) + "\n")
@@ -76,15 +67,11 @@ def run_over(
 
 def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> Handshake:
     """Wait for the nodes, and agree with them on data and columns."""
-    from fnrfl.federation.handshake import handshake
-
-    count = nodes or config.clients
-    if not count:
+    if not (count := nodes or config.clients):
         raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
     network.labels = network.wait_for(count)
     agreed = handshake(config, network, network.labels, test)
-    for line in agreed.agreement.shares:
-        print(line, flush=True)
+    print(*agreed.agreement.shares, sep="\n", end="\n" if agreed.agreement.shares else "", flush=True)
     return agreed
 
 

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+import uuid
 from collections.abc import Iterable, Iterator
+from statistics import mode
 from typing import Any, Literal, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
 
 from fnrfl.algorithms.parts.norms import num_refined
 from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.training import BatchNormMode, FnrOptions, Training
-from fnrfl.flower.fnr_record import RefinementTerms, other_public_data, refinement_targets
-from fnrfl.flower.norm_round import NormRound, flower_log
+from fnrfl.core.words import printable
+from fnrfl.flower.fnr_record import (
+    MEASURE,
+    RECORD_NAME,
+    REFINE,
+    FnrRecord,
+    Measured,
+    RefinementTerms,
+    other_public_data,
+    read_measured,
+    refinement_targets,
+)
 
+flower_log = logging.getLogger("flwr")
+PAST_IT = (
+    "refinement sends class norms, an accuracy and a second model past it, so what it promises about privacy would not "
+    "hold."
+)
 FRUITLESS_ROUNDS = 2  # in which everybody who was asked has failed to refine, before anybody has: the run stops
 
 
@@ -79,16 +98,12 @@ class FeatureNormStrategy(Strategy):
                 attributes.update({name: before[name]} if name in before else {})
 
     def summary(self) -> None:
-        """Log what the strategy inside does."""
         self.strategy.summary()
 
     def _not_outermost(self, *_: object) -> NoReturn:
         """Refuse to be called by another strategy's `start`, which would send FNR's messages past what it promises."""
-        raise CompatibilityError(
-            "FNR cannot go together with a strategy around it: refinement sends class norms, an accuracy and a second "
-            "model past it, so what it promises about privacy would not hold. Make FeatureNormStrategy the outermost "
-            "strategy, and call its start()."
-        )
+        way_out = "Make FeatureNormStrategy the outermost strategy, and call its start()."
+        raise CompatibilityError(f"FNR cannot go together with a strategy around it: {PAST_IT} {way_out}")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _not_outermost
 
@@ -117,16 +132,16 @@ class FeatureNormStrategy(Strategy):
             )
         if current.ranked:
             self._refine(current, self._grid)
-        current.finish()
+        fnr_metrics = current.finish()
         arrays, metrics = self._aggregate_train(server_round, arrived)
-        return arrays, MetricRecord({**(metrics or {}), **current.metrics()})
+        return arrays, MetricRecord({**(metrics or {}), **fnr_metrics})
 
     def _refine(self, current: NormRound, grid: Grid) -> None:
         """Have the weakest clients refine; who does not, counts with the model that it has sent."""
         targets, peers = refinement_targets(list(current.ranked.values()), self.terms)
         current.asked = [*targets]
         connected = set(grid.get_node_ids())
-        current.failed = {node: "it is not connected any more" for node in targets if node not in connected}
+        current.failed = dict.fromkeys(targets.keys() - connected, "it is not connected any more")
         if targets and self.terms.weight and not peers:
             flower_log.info("FNR: nobody else is there whose class norms could be targets: no penalty")
         messages = [
@@ -136,16 +151,12 @@ class FeatureNormStrategy(Strategy):
         ]
         for reply in grid.send_and_receive(messages, timeout=self._seconds) if messages else ():
             current.take(reply, messages)
-        self._check_refined(current)
-
-    def _check_refined(self, current: NormRound) -> None:
-        """Log who has not refined; stop where nobody ever does, since that is no FNR."""
         late = f"there was no reply in {self._seconds or math.inf:g} seconds"
         missing = {node: current.failed.get(node, late) for node in current.asked if node not in current.refined}
         for node, why in missing.items():
             flower_log.warning("FNR: node %d counts with its model before refinement: %s", node, why)
         flower_log.info("FNR: %d of %d clients refined", len(current.refined), len(current.replies))
-        self._fruitless = -math.inf if current.refined else self._fruitless + bool(missing)
+        self._fruitless = -math.inf if current.refined else self._fruitless + bool(missing)  # that would be no FNR
         if self._fruitless >= FRUITLESS_ROUNDS:
             node, why = next(iter(missing.items()))
             raise FnrflError(
@@ -158,10 +169,7 @@ def _check_strategy(strategy: object) -> None:
     """Refuse what FNR cannot go around, such as promises about every number that leaves a client."""
     classes = [cls.__name__ for one in _strategies(strategy, set()) for cls in type(one).__mro__]
     if private := [name for name in classes if name.startswith(("DifferentialPrivacy", "SecAgg"))]:
-        raise CompatibilityError(
-            f"FNR cannot go together with {private[0]}: refinement sends class norms, an accuracy and a second model "
-            "past it, so what it promises about privacy would not hold. Use one of the two."
-        )
+        raise CompatibilityError(f"FNR cannot go together with {private[0]}: {PAST_IT} Use one of the two.")
     if isinstance(strategy, FeatureNormStrategy):
         raise CompatibilityError("FeatureNormStrategy is around this strategy already. Use it once.")
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
@@ -182,3 +190,141 @@ def _strategies(outer: object, seen: set[int]) -> Iterator[object]:
         yield outer
         for part in vars(outer).values() if isinstance(outer, Strategy) else ():
             yield from _strategies(part, seen)
+
+
+# -- a round -----------------------------------------------------------------------------------------------------------
+
+
+class NormRound:
+    """The requests and replies of a round; nodes are Flower's ids."""
+
+    def __init__(self, number: int, messages: list[Message]) -> None:
+        """Put the question for class norms into the messages that ask clients to train."""
+        self.number = number
+        self.question = uuid.uuid4().hex  # a reply to another is late, even if it is of a round of the same number
+        self.sent = {one.metadata.dst_node_id: (one.metadata, dict(one.content.config_records)) for one in messages}
+        self.replies: dict[int, Message] = {}  # those with a model, in the order of clients
+        self.ranked: dict[int, Measured] = {}
+        self.unranked: dict[int, str] = {}  # node -> why
+        self.asked: list[int] = []  # to refine
+        self.refined: dict[int, ArrayRecord] = {}
+        self.failed: dict[int, str] = {}  # node -> why its refined model cannot be used
+        for message in messages:  # they may share one RecordDict
+            message.content = RecordDict({**message.content, RECORD_NAME: self._record(MEASURE)})
+
+    def _record(self, phase: str, **more: object) -> ConfigRecord:
+        record: FnrRecord = {"phase": phase, "round": self.number, "question": self.question, **more}
+        return ConfigRecord(record)
+
+    def receive(self, replies: Iterable[Message]) -> list[Message]:
+        """Return the replies to this round, one for each client and then errors, without late and repeated ones.
+
+        They are in the order of clients' numbers, then of nodes, so that the order of arrival changes no result.
+        """
+        errors: list[Message] = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                errors.append(reply)
+            elif node not in self.sent or record_of(reply).get("question", self.question) != self.question:
+                flower_log.warning("FNR: a late reply of node %d is ignored", node)
+            elif node in self.replies:
+                flower_log.warning("FNR: a second reply of node %d is ignored", node)
+            else:
+                self.replies[node] = reply
+        self.replies = dict(sorted(self.replies.items(), key=lambda one: _sort_key(*one)))
+        return [*self.replies.values(), *sorted(errors, key=lambda reply: reply.metadata.src_node_id)]
+
+    def rank(self) -> None:
+        """Read what clients measured; a client with an unsound record is not ranked."""
+        for node, reply in self.replies.items():
+            record = record_of(reply)
+            try:
+                if not record:
+                    raise FnrflError("its ClientApp has no mods=[FeatureNormMod(...)], which measures class norms")
+                self.ranked[node] = read_measured(node, record)
+                if record.get("arrays") not in reply.content.array_records:
+                    raise FnrflError("its record names no ArrayRecord of its reply")
+            except FnrflError as error:
+                self.ranked.pop(node, None)
+                self.unranked[node] = one_line(str(error))
+        classes = mode([len(one.norms) for one in self.ranked.values()] or [0])
+        for node in [node for node, one in self.ranked.items() if len(one.norms) != classes]:
+            self.unranked[node] = f"it has norms of {len(self.ranked.pop(node).norms)} classes, others of {classes}"
+        for node, why in self.unranked.items():
+            flower_log.warning("FNR: node %d is not ranked: %s", node, why)
+        if self.replies and not self.ranked:
+            node, why = next(iter(self.unranked.items()))
+            raise FnrflError(
+                f"FNR has nobody to refine in round {self.number}: no client measured its model. Node {node}: {why}."
+            )
+
+    def message(self, node: int, terms: RefinementTerms, ttl: float | None, **towards: object) -> Message:
+        """Ask a client to refine: with the configs, and on the way, of the message that asked it to train."""
+        options = {name: value for name, value in vars(terms).items() if name not in ("share", "target")}
+        sent, configs = self.sent[node]
+        content = RecordDict({**configs, RECORD_NAME: self._record(REFINE, **options, **towards)})
+        return Message(content, dst_node_id=node, message_type=sent.message_type, group_id=sent.group_id, ttl=ttl)
+
+    def take(self, reply: Message, messages: list[Message]) -> None:
+        """Keep a refined model, or why it cannot be used; ignore what is late or comes twice."""
+        node = reply.metadata.src_node_id
+        if reply.has_error():  # which may come from the server's side, in the place of a node that is gone
+            asked = {one.metadata.message_id: one.metadata.dst_node_id for one in messages}
+            node = asked.get(reply.metadata.reply_to_message_id, node)
+            self.failed[node] = one_line(reply.error.reason or "its reply is an error without a reason")
+        elif node not in self.asked or node in self.refined:
+            flower_log.warning("FNR: a refined model of node %d that came twice or unasked is ignored", node)
+        elif (record_of(reply).get("question"), record_of(reply).get("phase")) != (self.question, REFINE):
+            flower_log.warning("FNR: a late reply of node %d is ignored", node)
+        else:
+            trained = self.replies[node]
+            new = reply.content.array_records.get("arrays")
+            why = _unusable(new, trained.content.array_records[record_of(trained)["arrays"]])
+            if new is None or why:
+                self.failed[node] = one_line(why)
+            else:
+                self.refined[node] = new
+
+    def finish(self) -> dict[str, float | int]:
+        """Put refined models into the replies, and take the records out; nothing else changes. Return FNR's metrics."""
+        for node, reply in self.replies.items():
+            model = {record_of(reply)["arrays"]: self.refined[node]} if node in self.refined else {}
+            reply.content = RecordDict({k: model.get(k, v) for k, v in reply.content.items() if k != RECORD_NAME})
+        accuracy = [one.accuracy for one in self.ranked.values()]
+        counts = {"ranked": len(self.ranked), "unranked": len(self.unranked), "refined": len(self.refined)}
+        counts["fell-back"] = len(self.asked) - len(self.refined)
+        mean = {"fnr-accuracy": float(np.mean(accuracy))} if accuracy else {}
+        return {f"fnr-{name}": count for name, count in counts.items()} | mean
+
+
+def record_of(reply: Message) -> FnrRecord:
+    """Return FNR's record of a reply; nothing if it has none."""
+    return dict(reply.content.config_records.get(RECORD_NAME, {}))
+
+
+def one_line(text: str) -> str:
+    """Return a node's words as a part of a sentence: on one line, without a last full stop."""
+    return printable(" ".join(text.split())).rstrip(".")
+
+
+def _sort_key(node: int, reply: Message) -> tuple[bool, int, int]:
+    """Sort key of a reply: the client's number, where it has one, then the node."""
+    number = record_of(reply).get("client")
+    return (False, number, node) if isinstance(number, int) else (True, 0, node)
+
+
+def _unusable(refined: ArrayRecord | None, before: ArrayRecord) -> str:
+    """Return why a refined model cannot take the place of the one before; empty if it can."""
+    if refined is None or list(refined) != list(before):
+        return "its refined model has other arrays than the model before"
+    for name, array in before.items():
+        try:
+            new, old = refined[name].numpy(), array.numpy()
+        except (ValueError, TypeError, EOFError) as error:  # bytes that are no array
+            return f"{name} of its refined model cannot be read: {error}"
+        if new.shape != old.shape or new.dtype != old.dtype:
+            return f"{name} of its refined model is {new.dtype}{list(new.shape)}, not {old.dtype}{list(old.shape)}"
+        if (~np.isfinite(new) & np.isfinite(old)).any():  # a buffer may be infinite from the start, such as a mask
+            return f"{name} of its refined model is not finite"
+    return ""

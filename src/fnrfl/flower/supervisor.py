@@ -1,4 +1,4 @@
-"""Start, find and end a federation on this machine: a SuperLink, and for every client a SuperNode and its executor.
+"""Start, find, use and end a federation here: a SuperLink, and for every client a SuperNode and its executor.
 
 A record has a process's number and the time of its start, so that a number that the system has given to another
 process since is never touched. What these processes start ends with them: Flower's programs and the node's worker watch
@@ -7,6 +7,7 @@ the process that they were started for, and `stop` looks for those that work in 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -15,23 +16,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from fnrfl.core.errors import ConfigError, FnrflError
-from fnrfl.flower.deployment import Address, Deployment
-from fnrfl.flower.node_settings import NodeSettings
-from fnrfl.flower.superlink import num_online, register_nodes
+from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment, NodeSettings
 from fnrfl.rundir import files
 
 HOST = "127.0.0.1"
 START_SECONDS = 90.0  # seconds until a process must be up: two cores that start four of them are slow
 GRACE = 8.0  # seconds that processes have to end by themselves
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-", "fnrfl.flower.worker")
+SIGNER = "fnrfl-deploy"  # the name of the deployment's key in `trusted.yaml`
 SAME_START = 5.0  # seconds by which a process's start may seem to change when the clock is set
 
 
@@ -56,12 +59,8 @@ class Recorded:
 def recorded(deployment: Deployment) -> list[Recorded]:
     """Return all processes that were started and not ended by `stop`."""
     file = deployment.home / "processes.json"
-    if not file.is_file():
-        return []
-    try:
-        return [Recorded(one["name"], one["pid"], float(one["started"])) for one in json.loads(file.read_text())]
-    except (ValueError, TypeError, KeyError) as error:
-        raise FnrflError(f"{file} is not a list of processes ({error}). Remove it.") from None
+    listed = json.loads(file.read_text()) if file.is_file() else []
+    return [Recorded(one["name"], one["pid"], float(one["started"])) for one in listed]
 
 
 def alive(deployment: Deployment) -> list[Recorded]:
@@ -131,9 +130,7 @@ def start_federation(
 
     The SuperLink listens on an address of this machine, 0.0.0.0 for all of them.
     """
-    _check(deployment, nodes, secure, listen)
-    if taken := [one for one in range(port, port + nodes + 1) if listens(HOST, one)]:
-        raise ConfigError(f"Something else listens on {HOST}:{taken[0]}. Give another port with --port.")
+    _check(deployment, nodes, port, secure, listen)
     address = Address(HOST if listen == "0.0.0.0" else listen, port, secure)
     address.write(deployment)
     if nodes:  # nodes that were killed are still online in the old database, and their keys would be refused
@@ -152,6 +149,24 @@ def start_federation(
     except BaseException:
         stop(deployment)  # half of it is of no use
         raise
+
+
+def _check(deployment: Deployment, nodes: int, port: int, secure: bool, listen: str) -> None:
+    """Raise if something that a federation needs is not there."""
+    there, root, typed = len(deployment.nodes), deployment.root, deployment.typed
+    needed = [deployment.certs / "server.crt", *(folder / "node.pub" for folder in deployment.nodes)]
+    missing = next((path for path in needed if not path.is_file()), None) if secure else None
+    taken = next((one for one in range(port, port + nodes + 1) if listens(HOST, one)), None)
+    for broken, reason in (
+        (alive(deployment), f"{root} is running already. `fnrfl deploy down {typed}` ends it."),
+        (not 0 <= nodes <= there, f"{nodes} nodes were asked for, and {root}/nodes has {there}. Give 1 to {there}."),
+        (missing, f"{missing} is not there. Make keys with: fnrfl deploy certs {typed}"),
+        ('"' in str(root), f"The path {root} has a quotation mark in it, which Flower cannot read. Move it."),
+        (listen != HOST and not secure, f"A server that listens on {listen} must have TLS. Leave --insecure out."),
+        (taken, f"Something else listens on {HOST}:{taken}. Give another port with --port."),
+    ):
+        if broken:
+            raise ConfigError(reason)
 
 
 def start_superlink(deployment: Deployment, listen: str = HOST) -> None:
@@ -193,23 +208,6 @@ def start_node(deployment: Deployment, client: int) -> Recorded:
     return started
 
 
-def _check(deployment: Deployment, nodes: int, secure: bool, listen: str) -> None:
-    """Raise if something that a federation needs is not there."""
-    there = len(deployment.nodes)
-    wanted = [deployment.certs / "server.crt", *(folder / "node.pub" for folder in deployment.nodes)]
-    missing = [path for path in wanted if not path.is_file()]
-    if alive(deployment):
-        raise ConfigError(f"{deployment.root} is running already. `fnrfl deploy down {deployment.typed}` ends it.")
-    if not 0 <= nodes <= there:
-        raise ConfigError(f"{nodes} nodes were asked for, and {deployment.root}/nodes has {there}. Give 1 to {there}.")
-    if secure and missing:
-        raise ConfigError(f"{missing[0]} is not there. Make keys with: fnrfl deploy certs {deployment.typed}")
-    if '"' in str(deployment.root):
-        raise ConfigError(f"The path {deployment.root} has a quotation mark in it, which Flower cannot read. Move it.")
-    if listen != HOST and not secure:
-        raise ConfigError(f"A server that listens on {listen} must have TLS and node keys. Leave --insecure out.")
-
-
 def listens(host: str, port: int) -> bool:
     """Return whether a program listens on a port."""
     with socket.socket() as door:
@@ -227,3 +225,104 @@ def _wait(deployment: Deployment, processes: Sequence[Recorded], ready: Callable
                 end = " ".join(log.read_text(errors="replace").split()[-60:])
                 raise FnrflError(f"The process {one.name!r} {state}. The end of {log}: {end}")
         time.sleep(0.2)
+
+
+# -- Flower's command `flwr` -------------------------------------------------------------------------------------------
+
+
+def _command(*words: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("flwr")), *words, "deployment"]
+
+
+def flwr(deployment: Deployment, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run `flwr WORDS deployment OPTIONS --format json`; return what it prints, or raise what it says went wrong."""
+    address, command = Address.read(deployment), [*_command(*words), *options, "--format", "json"]
+    done = subprocess.run(command, env=deployment.environment(), capture_output=True, text=True)
+    try:
+        printed: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        printed = {"error-message": (done.stderr or done.stdout)[-500:]}
+    if not printed.get("success"):
+        why = " ".join(str(printed.get("error-message", "no reason given")).split())
+        raise FnrflError(
+            f"The SuperLink at {address} has refused `flwr {' '.join(words[:2])}`, or does not answer: {why} "
+            "`fnrfl deploy status` shows what runs."
+        )
+    return printed
+
+
+def num_online(deployment: Deployment) -> tuple[int, int]:
+    """Return how many nodes are online, and how many are registered."""
+    status = [node["status"] for node in flwr(deployment, "supernode", "list")["nodes"]]
+    return status.count("online"), len(status) - status.count("unregistered")
+
+
+def register_nodes(deployment: Deployment, labels: Mapping[Path, str]) -> None:
+    """Let nodes in by their public keys, each under its label; those that are registered stay so."""
+    refusals = []
+    for folder, label in labels.items():
+        try:
+            flwr(deployment, "supernode", "register", str(folder / "node.pub"), options=("--name", label))
+        except FnrflError as error:  # perhaps because it is registered
+            refusals.append(error)
+    if refusals and num_online(deployment)[1] < len(labels):
+        raise refusals[-1]
+
+
+def run_app(deployment: Deployment, config: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    """Sign the app, run it and tell what it prints, until it ends; raise if it has not completed."""
+    Address.read(deployment)
+    signed = (deployment.certs / "app.key").is_file()
+    app = store_signed_app(deployment) if signed else str(deployment.app)
+    values = deployment.home / "run.toml"
+    files.write(values, "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in config.items()))
+    number = str(flwr(deployment, "run", app, options=("--run-config", str(values)))["run-id"])
+    try:
+        environment = deployment.environment() | {"PYTHONUNBUFFERED": "1"}
+        following = [*_command("log", number), "--stream"]
+        with subprocess.Popen(
+            following, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        ) as log:
+            for line in log.stdout or ():
+                tell(line)
+    except KeyboardInterrupt as stop:
+        flwr(deployment, "stop", number)
+        stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
+        raise
+    (run,) = flwr(deployment, "list", options=("--run-id", number))["runs"]
+    if run["status"] != "finished:completed":
+        why = run["status-details"] or "no reason given"
+        raise FnrflError(f"The run has not completed ({run['status']}): {why}")
+
+
+def store_signed_app(deployment: Deployment) -> str:
+    """Put the app and its signature into the SuperLink's database, from where nodes are sent both; return its name.
+
+    Flower has no command for this, since only its hub signs apps. So this is the one place that uses Flower's inner
+    parts; `flower-supernode --trusted-entities` checks the signature.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    os.environ.update(FLOWER_QUIET | {"FLWR_HOME": str(deployment.home)})  # read when Flower is imported
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.common.constant import NOOP_FLWR_AID
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    content, now = build_fab_from_disk(deployment.app), int(time.time())
+    digest = hashlib.sha256(content)
+    key = load_ssh_private_key((deployment.certs / "app.key").read_bytes(), None)
+    assert isinstance(key, Ed25519PrivateKey)
+    signature = urlsafe_b64encode(key.sign(now.to_bytes(8, "big") + digest.digest())).rstrip(b"=").decode()
+    checks = {SIGNER: json.dumps({"signature": signature, "signed_at": now}), "valid_license": "Valid"}
+    project = tomllib.loads((deployment.app / "pyproject.toml").read_text(encoding="utf-8"))
+    name = f"@{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
+    database = str(deployment.database)
+    state = LinkStateFactory(database, NoOpFederationManager(), ObjectStoreFactory(database)).state()
+    fab = Fab(digest.hexdigest(), content, checks)
+    state.store_app(fab, NOOP_FEDERATION_ID, name, TaskType.SERVER_APP, NOOP_FLWR_AID, is_hub_app=True)
+    return name

@@ -26,7 +26,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fnrfl.core.errors import FnrflError
-from fnrfl.flower.node_settings import NodeSettings
+from fnrfl.flower.deployment import NodeSettings
 
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"
 IDLE = 900.0  # seconds without a letter after which a worker ends; the next letter starts another
@@ -42,19 +42,13 @@ class WorkerLink:
 
     def ask(self, letter: bytes) -> bytes:
         """Return the worker's reply. A worker that dies meanwhile is started again, and asked once more."""
-        for attempt in ("first", "second"):
-            try:
-                with self._connected() as worker:
-                    worker.send_bytes(letter)
-                    return worker.recv_bytes()
-            except (OSError, EOFError) as error:
-                if attempt == "second":
-                    raise FnrflError(
-                        f"The worker of the node has ended twice while it answered ({error}). Its worker.log says why."
-                    ) from None
+        for _ in range(2):
+            with suppress(OSError, EOFError), self._connected() as worker:
+                worker.send_bytes(letter)
+                return worker.recv_bytes()
             with suppress(Timeout), FileLock(self.config.folder / LOCK, timeout=EXIT_TIMEOUT):
                 pass  # it is gone: until then its socket would take one more letter
-        raise AssertionError("it has returned or raised")
+        raise FnrflError("The worker of the node has ended twice while it answered. Its worker.log says why.")
 
     def _connected(self) -> Connection:
         """Return a connection to the worker, which is started if there is none."""
@@ -71,13 +65,11 @@ class WorkerLink:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start a worker in a new session, which lives until the process that starts apps on this node is gone."""
-        folder = self.config.folder
+        folder, nothing = self.config.folder, subprocess.DEVNULL
         given = json.dumps({**self.config.given, "folder": str(folder)})
         command = [sys.executable, "-m", "fnrfl.flower.worker", str(os.getppid()), given]
         with open(folder / LOG, "ab") as log:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
-            )
+            return subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, start_new_session=True, cwd=folder)
 
 
 def answer_letters(folder: Path, answer: Callable[[bytes], bytes]) -> None:
