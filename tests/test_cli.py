@@ -18,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fnrfl import cli
-from fnrfl.cli import display, listing
+from fnrfl.cli import display
 from fnrfl.cli.display import note_on_one_answer
-from fnrfl.config import RunConfig, load, registry
+from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ClientError
 
 SUMMARY = {"algorithm": "fedavg", "accuracy": 0.75, "rounds": 2, "leaks": []}
@@ -175,7 +175,7 @@ def test_on_a_terminal_there_is_a_bar_that_a_resumed_run_enters_in_the_middle() 
         shown.round({"round": 8, "rounds": 9, "accuracy": 0.625, "loss": 1.0, "seconds": 1.0})
         shown.phase("refine")
     last = screen.getvalue().rpartition("accuracy")[2]
-    assert "0.6250 leak" in last
+    assert "0.6250  leak" in last
     assert "8/9" in last
     assert "refine" in last
 
@@ -241,36 +241,6 @@ def test_resume_of_something_else_is_refused(runs: Runs, tmp_path: Path) -> None
     got = fnrfl("resume", str(tmp_path))
     assert got.exit_code == 2
     assert "is not a run directory: it has no config.toml" in got.stderr
-
-
-# ---- list ----
-
-
-@pytest.mark.parametrize("subject", listing.SUBJECTS)
-def test_lists_print_one_row_per_line(subject: str) -> None:
-    got = fnrfl("list", subject)
-    assert got.exit_code == 0
-    assert all("  " in line.strip() for line in got.stdout.splitlines())
-
-
-def test_lists_say_what_there_is() -> None:
-    def first_words(subject: str) -> list[str]:
-        return [line.split()[0] for line in fnrfl("list", subject).stdout.splitlines()]
-
-    assert first_words("algorithms") == list(registry.algorithms())
-    assert first_words("engines") == ["auto", "loop", "batched", "gpu", "ray", "flower"]
-    assert {"digits", "label-skew", "quantity-skew", "feature-skew", "mixed", "paper-label-skew"} <= set(
-        first_words("recipes")
-    )
-    assert {"seed", "client.lr", "algorithm.mu", "fnr.weight"} <= set(first_words("keys"))
-
-
-def test_an_unknown_list_is_refused() -> None:
-    got = fnrfl("list", "modles")
-    assert got.exit_code == 2
-    assert got.stderr.startswith('fnrfl: There is no list of "modles". Did you mean models?')
-    for word in ("method", "methods"):
-        assert f'no list of "{word}". Did you mean algorithms?' in fnrfl("list", word).stderr
 
 
 # ---- notes ----

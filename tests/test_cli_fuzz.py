@@ -26,52 +26,11 @@ SECONDS = 20.0  # for one command; all of them take a fraction of one on a machi
 
 KEYS = {key.name: key for key in describe_keys()}
 NUMBERS = ("0", "1", "2", "3", "5", "50", "0.1", "0.3", "0.5", "0.9", "1.5", "1e-3", "1e-9", "1e9")
-JUNK = (
-    *(
-        "",
-        " ",
-        "=",
-        "==",
-        "'",
-        '"',
-        "\\",
-        "#",
-        "\n",
-        "\t",
-        "[",
-        "]",
-        "[]",
-        "[[]]",
-        "{}",
-        "()",
-        ",",
-        "+",
-        "-",
-        "--",
-        "/",
-    ),
-    *("nan", "inf", "-inf", "-1", "0", "1", "1.0", "1e999", "1e-999", "0x10", "1_000", "9" * 40, "1979-05-27", "true"),
-    *(
-        "on",
-        "off",
-        "none",
-        "null",
-        "auto",
-        "ü☃",
-        "<b>",
-        "a b",
-        "~",
-        "..",
-        ".",
-        "*",
-        "$(x)",
-        "%s",
-        "{0}",
-        "\x7f",
-        "\x1b[31m",
-    ),
-    *("a:b", "os:getcwd", "x.npz", "x.csv", "x.toml", "x/", "https://example.org/x.npz"),
-)
+SIGNS = """
+    == = ' " \\ # [ ] [] [[]] {} () , + - -- / nan inf -inf -1 0 1 1.0 1e999 1e-999 0x10 1_000 1979-05-27 true on off
+    none null auto ü☃ <b> ~ .. . * $(x) %s {0} \x7f \x1b[31m a:b os:getcwd x.npz x.csv x.toml x/ https://example.org/x.npz
+"""
+JUNK = ("", " ", "\n", "\t", "a b", "9" * 40, *SIGNS.split())
 SCENARIOS = (
     *("iid", "label-dirichlet(0.5)", "label-classes(2)", "quantity-dirichlet(1)", "feature-noise(0.1)", "niid-mixed"),
     *("label-dirichlet(0.5) + feature-noise(0.1)", "niid(label-dirichlet(0.5))", "label-dirichlet(0.1, min=1000)"),
@@ -83,16 +42,7 @@ SCENARIOS = (
         "label-dirichlet(alpha=1, alpha=1)",
     ),
 )
-MODELS = (
-    "mlp",
-    "cnn",
-    "simple-cnn",
-    "vgg11",
-    "mlp(hidden=3)",
-    "mlp(hidden=0)",
-    "mlp(depth=2, hidden=4)",
-    "cnn(norm=batch)",
-)
+MODELS = ("mlp", "cnn", "simple-cnn", "vgg11", "mlp(hidden=3)", "mlp(hidden=0)", "cnn(norm=batch)", "mlp(hidden=4)")
 WORDS = {"scenario": SCENARIOS, "model": MODELS, "model.name": MODELS, "algorithm": tuple(registry.algorithms())}
 OPTIONS = (
     "--quiet",
@@ -130,15 +80,11 @@ def limited(seconds: float) -> Iterator[None]:
 
 def misspelt(word: str, dice: random.Random) -> str:
     at = dice.randrange(len(word) + 1)
+    before, letter, after = word[:at], word[at : at + 1], word[at + 1 :]
+    other = dice.choice("abcxyz._-= 0☃")
+    turned = before + after[:1] + letter + after[1:]
     return dice.choice(
-        [
-            word[:at] + word[at + 1 :],
-            word[:at] + dice.choice("abcxyz._-= 0☃") + word[at:],
-            word[:at] + word[at + 1 : at + 2] + word[at : at + 1] + word[at + 2 :],
-            word.upper(),
-            word.replace(".", "-"),
-            word * 2,
-        ]
+        [before + after, before + other + word[at:], turned, word.upper(), word.replace(".", "-"), word * 2]
     )
 
 
@@ -146,13 +92,11 @@ def plausible(key: str, dice: random.Random) -> str:
     """Something of the right type, at least."""
     if key in WORDS:
         return dice.choice(WORDS[key])
-    member = dice.choice(KEYS[key].type.split(" | ")) if key in KEYS else ""
-    pools = (
-        {"int": NUMBERS, "float": NUMBERS, "bool": ("true", "false"), "str": (str(KEYS[key].default),)}
-        if key in KEYS
-        else {}
-    )
-    return dice.choice(pools.get(member, (member.strip('"') or "on",)))
+    if key not in KEYS:
+        return "on"
+    member = dice.choice(KEYS[key].type_name.split(" | "))
+    pools = {"int": NUMBERS, "float": NUMBERS, "bool": ("true", "false"), "str": (str(KEYS[key].default),)}
+    return dice.choice(pools.get(member, (member.strip('"'),)))
 
 
 def value(key: str, dice: random.Random) -> str:
@@ -181,10 +125,8 @@ def command_line(dice: random.Random) -> list[str]:
         axis = f"{override(dice)},{dice.choice(JUNK)}"
         line = ["compare", *recipe, *words, "--over", axis, "--seeds", dice.choice(["0", "0,1", "3-1", "", "x", "0,0"])]
     else:
-        verb = dice.choice(
-            ["resume", "report", "evaluate", "predict", "list", "data", "doctorr", misspelt("run", dice)]
-        )
-        line = [verb, *(dice.choice(JUNK) for _ in range(dice.randrange(3))), *words]
+        verbs = ["resume", "report", "evaluate", "predict", "list", "data", "doctorr", misspelt("run", dice)]
+        line = [dice.choice(verbs), *(dice.choice(JUNK) for _ in range(dice.randrange(3))), *words]
     tail = line[1:]
     if dice.random() < 0.3:
         dice.shuffle(tail)
@@ -299,10 +241,8 @@ def test_whatever_can_be_built_runs(nothing: Path, monkeypatch: pytest.MonkeyPat
         dice = random.Random(f"run {number}")
         keys = [override(dice) for _ in range(2)]
         names = [key.partition("=")[0].strip() for key in keys]
-        if any(
-            name in ("dataset", "dataset.name", "public.source", "protocol", "name") or "algorithm" in name
-            for name in names
-        ):
+        elsewhere = ("dataset", "dataset.name", "public.source", "protocol", "name")
+        if any(name in elsewhere or "algorithm" in name for name in names):
             continue  # methods have so many options that hardly a line would be right: they are drawn whole
         method = f"algorithm={dice.choice(sorted(registry.algorithms()))}"
         line = ["run", "digits", "client.epochs=1", "clients=4", method, *keys, "rounds=1", "-o", "run", "-q"]

@@ -580,10 +580,10 @@ def test_doctor_says_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FNRFL_DATA", str(folder / "data"))
     found = {(f.topic, f.name): f for f in doctor.examine()}
     assert found["software", "torch"].found.startswith(torch.__version__.split("+")[0])
-    assert found["data", "digits"].well
+    assert not found["data", "digits"].help
     assert found["data", "cifar10"].help == "fnrfl data get cifar10"
     assert sources.cifar10.URL in found["network", "cifar10"].found
-    assert found["optional", "matplotlib"].well
+    assert not found["optional", "matplotlib"].help
     text = command("doctor").stdout
     assert "fnrfl data get cifar10" in text
     assert len(json.loads(command("doctor", "--json").stdout)) == len(found)

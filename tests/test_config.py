@@ -55,7 +55,7 @@ def test_the_keys_are_those_of_the_config_page() -> None:
 
 
 def test_every_key_has_a_meaning_and_a_default_that_obeys_its_own_rule() -> None:
-    assert all(key.meaning and key.type and key.rule for key in describe_keys())
+    assert all(key.meaning and key.type_name and key.rule for key in describe_keys())
     everything = plain("fnr=on")
     assert loads("", {"fnr": everything.as_dict()["fnr"]}) == everything
 
@@ -63,9 +63,9 @@ def test_every_key_has_a_meaning_and_a_default_that_obeys_its_own_rule() -> None
 def test_keys_are_described_in_words() -> None:
     keys = {key.name: key for key in describe_keys()}
     lr, distill, optimizer = keys["client.lr"], keys["public.distill"], keys["client.optimizer"]
-    assert (lr.type, lr.default, lr.range, lr.rule) == ("float", 0.01, "> 0", "a number > 0")
-    assert (distill.type, distill.range) == ('float | "auto"', ">= 0 and < 1")
-    assert (optimizer.type, optimizer.rule) == ('"sgd" | "adam"', '"sgd" or "adam"')
+    assert (lr.type_name, lr.default, lr.range, lr.rule) == ("float", 0.01, "> 0", "a number > 0")
+    assert (distill.type_name, distill.range) == ('float | "auto"', ">= 0 and < 1")
+    assert (optimizer.type_name, optimizer.rule) == ('"sgd" | "adam"', '"sgd" or "adam"')
 
 
 def test_the_client_section_is_the_training_that_steps_take() -> None:
@@ -497,7 +497,7 @@ def test_a_method_whose_fields_cannot_be_config_values_is_our_mistake(
     (tmp_path / "algorithms" / "bad.py").write_text("class Bad(Algorithm):\n    x: list[int] = option(1, 'x')\n")
     (tmp_path / "algorithms" / "empty.py").write_text("x = 3\n")
     monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
-    with pytest.raises(TypeError, match=r"list\[int\] cannot be a config value"):
+    with pytest.raises(TypeError, match=r"list\[int\] cannot be read"):
         registry.options("bad")
     with pytest.raises(TypeError, match="declares no class"):
         registry.options("empty")

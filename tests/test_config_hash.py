@@ -73,7 +73,7 @@ def fresh() -> Iterator[None]:
 
 
 def forget_schemas() -> None:
-    for cached in (schema.section_classes, schema.options_by_key, schema.text_keys, schema.introduced):
+    for cached in (schema.section_classes, schema.keys_by_name, schema.text_keys, schema.introduced):
         cached.cache_clear()
 
 
@@ -83,7 +83,7 @@ def other_value(key: keys.Key) -> Any:
         return OTHER[key.name]
     if isinstance(key.default, bool):
         return not key.default
-    choices = [word.strip('"') for word in key.type.split(" | ") if word.startswith('"')]
+    choices = [word.strip('"') for word in key.type_name.split(" | ") if word.startswith('"')]
     if choices and not isinstance(key.default, float):
         return next((choice for choice in choices if choice not in (key.default, "constant")), 2)
     if isinstance(key.default, int):
@@ -97,7 +97,7 @@ def test_every_key_that_is_changed_changes_the_hash(method: str) -> None:
     assert plain.sha256 != loads("", [f"algorithm={method}"]).sha256
     hashes = {plain.sha256}
     for key in describe_keys():
-        own = key.meaning.startswith(f"{method}: ")
+        own = key.method == method
         common = not key.name.startswith(("algorithm.", "leaks.")) and key.name not in ("fnr", "scenario")
         if own or (common and method == "fedavg"):
             changed = with_keys(plain, {key.name: other_value(key)})

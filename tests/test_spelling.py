@@ -237,8 +237,3 @@ def test_an_option_of_the_method_comes_before_a_word_of_other_systems() -> None:
 @pytest.mark.parametrize(("name", "here"), [("noniid-labeldir", "niid(label-dirichlet"), ("homo", "niid(iid)")])
 def test_a_partition_of_niid_bench_is_told_what_it_is_here(name: str, here: str) -> None:
     assert f"NIID-Bench's name; here it is {here}" in refusal(f"scenario={name}")
-
-
-def test_a_list_of_nothing_says_which_lists_there_are() -> None:
-    found = command("list")
-    assert found.exit_code == 2 and "Say what to list: algorithms, models" in found.output

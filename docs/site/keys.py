@@ -22,7 +22,7 @@ def page() -> str:
     parts = [HEAD]
     for (_, title), found in groupby(keys, key=_section):
         parts.append(f"## {title}\n\n| key | default | values | meaning |\n|---|---|---|---|")
-        parts += [f"| `{key.name}` | {_default(key)} | {_cell(key.rule)} | {_cell(_meaning(key))} |" for key in found]
+        parts += [f"| `{key.name}` | {_default(key)} | {_cell(key.rule)} | {_cell(key.help)} |" for key in found]
         parts.append("")
     return "\n".join(parts)
 
@@ -33,10 +33,6 @@ def _section(key: Key) -> tuple[int, str]:
     if key.method:
         return (2, f"Options of {key.method}")
     return (0, "Top level") if not section else (1, f"[{section}]")
-
-
-def _meaning(key: Key) -> str:
-    return key.meaning.removeprefix(f"{key.method}: ")
 
 
 def _default(key: Key) -> str:

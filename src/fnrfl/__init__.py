@@ -69,17 +69,9 @@ def run(
     from fnrfl.runs.passed import split_arguments
     from fnrfl.runs.run import run as start
 
-    named = {"dataset": dataset, "model": model, "algorithm": algorithm}
-    words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
-    return start(
-        config(recipe, words, trust=trust),
-        passed=passed,
-        out=out,
-        overwrite=overwrite,
-        checkpoint_every=checkpoint_every,
-        progress=progress,
-        callbacks=callbacks,
-    )
+    words, passed = split_arguments(keys | _given(dataset=dataset, model=model, algorithm=algorithm), init)
+    how: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "checkpoint_every": checkpoint_every}
+    return start(config(recipe, words, trust=trust), passed=passed, out=out, overwrite=overwrite, **how)
 
 
 def resume(
@@ -104,8 +96,8 @@ def resume(
     from fnrfl.runs.run import resume as go_on
 
     passed = objects_for_run(dataset=dataset, model=model, algorithm=algorithm, init=init, public=public)
-    told: dict[str, Any] = {"progress": progress, "callbacks": callbacks}
-    return go_on(run_dir, passed=passed, trust=trust, checkpoint_every=checkpoint_every, **told)
+    how: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "checkpoint_every": checkpoint_every}
+    return go_on(run_dir, passed=passed, trust=trust, **how)
 
 
 def load(
@@ -165,24 +157,19 @@ def compare(
     from fnrfl.results import compare as comparing
     from fnrfl.runs.passed import split_arguments, split_axes
 
-    named = {"dataset": dataset, "model": model, "algorithm": algorithm}
-    words, passed = split_arguments(keys | {key: value for key, value in named.items() if value is not None}, init)
+    words, passed = split_arguments(keys | _given(dataset=dataset, model=model, algorithm=algorithm), init)
     overrides = comparing.overrides_in_words(words)
     if (over is None) == (cells is None):
-        raise ConfigError(
-            "Give `over`, keys with the values that each takes in turn, or `cells`, runs with their keys."
-        )
+        raise ConfigError("Give `over`, keys with their values, or `cells`, runs with their keys.")
     if cells is not None:
         grid = comparing.named_cells(recipe, {name: [*overrides, *own] for name, own in cells.items()}, trust=trust)
     else:
         axes, passed = split_axes(over or {}, passed)
         lists, listed = comparing.axes_in_words(axes), comparing.seeds_in_list(seeds)
         grid = comparing.grid(recipe, overrides, lists, listed, control=control, trust=trust)
-    return comparing.compare(
-        grid, out or comparing.default_out(grid), baseline=baseline, metric=metric, target=target, progress=progress,
-        callbacks=callbacks, checkpoint_every=checkpoint_every, passed=passed, on=on, workers=workers,
-        stop_after=stop_after,
-    )  # fmt: skip
+    how: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "checkpoint_every": checkpoint_every}
+    how |= {"baseline": baseline, "metric": metric, "target": target, "on": on, "workers": workers}
+    return comparing.compare(grid, out or comparing.default_out(grid), passed=passed, stop_after=stop_after, **how)
 
 
 def report(
@@ -206,6 +193,11 @@ def report(
     if len(folders) < max(1, len(listed)):
         raise ConfigError("There is no run directory to report on. Give runs that have one: with out=None they do not.")
     return write(folders, None if out is None else Path(out), title=title, metric=metric, plots=plots)
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def __getattr__(name: str) -> Any:

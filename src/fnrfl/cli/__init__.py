@@ -7,8 +7,8 @@ import os
 import sys
 
 from fnrfl.cli import deploy, listing, look, train, use
+from fnrfl.cli.commands import KeyValueCommand, PlainCommand
 from fnrfl.cli.common import app
-from fnrfl.cli.keywords import KeyValueCommand, PlainCommand, PlainGroup
 from fnrfl.rundir.interrupt import OutputClosed
 
 __all__ = ["app", "main"]
@@ -21,12 +21,11 @@ app.command()(use.report)
 app.command()(use.evaluate)
 app.command()(use.predict)
 app.add_typer(look.data, name="data")
-app.command("reproduce", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(use.reproduce)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(use.reproduce)
 app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(listing.list_)
 app.command()(look.doctor)
 for group in (app, look.scenario, look.data, deploy.deploy):
-    group.info.cls = PlainGroup
     for command in group.registered_commands:
         if not issubclass(command.cls or PlainCommand, PlainCommand):
             command.cls = PlainCommand

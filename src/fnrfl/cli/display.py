@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 def title(config: RunConfig) -> str:
     """Describe a run in one line."""
     method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
+    clients = counted(config.clients, "client") if config.clients else "clients of the data"  # which is not read yet
     return (
         f"{config.name}: {method}, {config.dataset.name}, {config.model.name}, {config.scenario}, "
-        f"{clients_in_words(config)}, {counted(config.rounds, 'round')}, seed {config.seed}"
+        f"{clients}, {counted(config.rounds, 'round')}, seed {config.seed}"
     )
-
-
-def clients_in_words(config: RunConfig) -> str:
-    """Say how many clients a run has; before its data is read, that may not be known."""
-    return counted(config.clients, "client") if config.clients else "clients of the data"
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,6 @@ class Display:
 
     round: Callable[[Event], None]  # at the end of each
     phase: Callable[[str], None]  # its name, at the start of each
-
-
-def _absent(event: Event) -> str:
-    """Say how many clients have not answered in a round, if any."""
-    return f"  {counted(len(event['missing']), 'client')} missing" if event.get("missing") else ""
 
 
 def _scored(event: Event, metric: str) -> str:
@@ -66,28 +57,29 @@ def display(screen: Console, leak: str, config: RunConfig) -> Iterator[Display]:
 
         return leading_metric([build_algorithm(config).personalised]).name
 
+    def words(event: Event, *more: str) -> str:
+        absent = [f"{counted(len(event['missing']), 'client')} missing"] if event.get("missing") else []
+        return "  ".join(filter(None, (_scored(event, metric()), *more, *absent, leak)))
+
     if screen.quiet or not screen.is_terminal:
 
         def line(event: Event) -> None:
-            screen.print(
-                f"round {event['round']}/{event['rounds']}  {_scored(event, metric())}  "
-                f"loss {event['loss']:.4f}  {event['seconds']:.1f} s{_absent(event)}  {leak}".rstrip()
-            )
+            said = words(event, f"loss {event['loss']:.4f}", f"{event['seconds']:.1f} s")
+            screen.print(f"round {event['round']}/{event['rounds']}  {said}")
 
         yield Display(line, lambda name: None)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    words = TextColumn("{task.description}"), TextColumn("{task.fields[phase]:<8}", style="dim")
-    with Progress(words[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words[1], console=screen) as bar:
+    told, phase = TextColumn("{task.description}"), TextColumn("{task.fields[phase]:<8}", style="dim")
+    with Progress(told, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), phase, console=screen) as bar:
         task = bar.add_task("getting ready", total=None, phase="")
 
         def show(event: Event) -> None:
-            text = f"{_scored(event, metric())}{_absent(event)} {leak}".rstrip()
             if bar.tasks[task].total is None:  # a resumed run starts in the middle, which must not count as speed
-                bar.reset(task, total=event["rounds"], completed=event["round"], description=text)
+                bar.reset(task, total=event["rounds"], completed=event["round"], description=words(event))
             else:
-                bar.update(task, completed=event["round"], description=text)
+                bar.update(task, completed=event["round"], description=words(event))
 
         yield Display(show, lambda name: bar.update(task, phase=name))
 
@@ -97,8 +89,16 @@ def grid_display(screen: Console, metric: str) -> Iterator[Callable[[Notice], No
     """Runs as they come: a bar with the run under way on a terminal, one line for each in a pipe."""
 
     def tell(notice: Notice) -> None:
-        if (said := _grid_line(notice, metric)) is not None:
-            screen.print(said)
+        """Print the line of a run that is done, kept or failed."""
+        name = f"{notice.number}/{notice.total}  {notice.cell.name}"
+        leak = "  leak" if notice.cell.config.leaks_on else ""
+        match notice.what:
+            case "done" if notice.event is not None:
+                screen.print(f"{name}  {_scored(notice.event, metric)}{leak}")
+            case "kept":
+                screen.print(f"{name}  is finished already{leak}")
+            case "failed":
+                screen.print(f"{name}  failed: {notice.error}")
 
     if screen.quiet or not screen.is_terminal:
         yield tell
@@ -118,20 +118,6 @@ def grid_display(screen: Console, metric: str) -> Iterator[Callable[[Notice], No
             bar.update(task, total=notice.total, completed=0 if notice.what == "check" else done, description=text)
 
         yield show
-
-
-def _grid_line(notice: Notice, metric: str) -> str | None:
-    """Return the line of a run that is done, kept or failed; None for all others."""
-    name = f"{notice.number}/{notice.total}  {notice.cell.name}"
-    leak = "  leak" if notice.cell.config.leaks_on else ""
-    match notice.what:
-        case "done" if notice.event is not None:
-            return f"{name}  {_scored(notice.event, metric)}{leak}"
-        case "kept":
-            return f"{name}  is finished already{leak}"
-        case "failed":
-            return f"{name}  failed: {notice.error}"
-    return None
 
 
 # -- notes -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -61,40 +61,29 @@ class Finding:
     found: str
     help: str = ""
 
-    @property
-    def well(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.help
-
 
 def examine() -> list[Finding]:
     """Everything worth knowing before a run; looks only, and never fails."""
-    return [
-        finding
-        for topic, questions in {
-            "software": _software,
-            "machine": _machine,
-            "data": _data,
-            "optional": _optional,
-            "network": _network,
-        }.items()
-        for finding in _asked(topic, questions)
-    ]
+    found: list[Finding] = []
+    for questions in (_software, _machine, _data, _optional, _network):
+        topic = questions.__name__[1:]
+        try:
+            found += (Finding(topic, *answer) for answer in questions())
+        except Exception as error:  # whatever is broken here is a finding as well
+            broken = f"cannot be examined ({type(error).__name__}: {error})"
+            found.append(Finding(topic, topic, broken, "Repair the installation."))
+    return found
 
 
-def _asked(topic: str, questions: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    try:
-        yield from questions()
-    except Exception as error:  # whatever is broken here is a finding as well
-        yield Finding(topic, topic, f"cannot be examined ({type(error).__name__}: {error})", "Repair the installation.")
+Answers = Iterator[tuple[str, str] | tuple[str, str, str]]  # name, found, and perhaps help
 
 
-def _software() -> Iterator[Finding]:
-    yield Finding("software", "fnrfl", __version__)
-    yield Finding("software", "python", platform.python_version())
+def _software() -> Answers:
+    yield "fnrfl", __version__
+    yield "python", platform.python_version()
     for package in NEEDED_PACKAGES:
         version = _version(package)
-        yield Finding("software", package, version or "missing", "" if version else _install(package))
+        yield package, version or "missing", "" if version else _install(package)
 
 
 def _version(package: str) -> str | None:
@@ -104,72 +93,58 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _machine() -> Iterator[Finding]:
-    yield Finding("machine", "system", f"{platform.system()} {platform.machine()}")
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("machine", "cores", str(usable))
-    yield Finding("machine", "memory", _memory())
-    yield Finding("machine", "gpu", _gpu())
-    here = Path.cwd()
-    free = shutil.disk_usage(here).free / GIB
-    if os.access(here, os.W_OK):
-        full = "Make room, or run elsewhere." if free < 0.1 else ""
-        yield Finding("machine", "disk", f"{free:.1f} GiB free in {here}", full)
-    else:
-        yield Finding("machine", "disk", f"{here} cannot be written to", "fnrfl run -o A-FOLDER-OF-YOURS")
-
-
-def _memory() -> str:
+def _machine() -> Answers:
+    yield "system", f"{platform.system()} {platform.machine()}"
+    yield "cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     try:
-        size = os.sysconf("SC_PAGE_SIZE")
-        whole, free = os.sysconf("SC_PHYS_PAGES") * size / GIB, os.sysconf("SC_AVPHYS_PAGES") * size / GIB
+        size = os.sysconf("SC_PAGE_SIZE") / GIB
+        yield "memory", f"{os.sysconf('SC_PHYS_PAGES') * size:.1f} GiB, {os.sysconf('SC_AVPHYS_PAGES') * size:.1f} free"
     except (AttributeError, ValueError, OSError):
-        return "unknown"
-    return f"{whole:.1f} GiB, {free:.1f} free"
-
-
-def _gpu() -> str:
-    """By asking torch, which takes a second to load, and may be missing or broken."""
-    try:
+        yield "memory", "unknown"
+    try:  # torch takes a second to load, and may be missing or broken
         import torch
 
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        yield "gpu", ", ".join(names) or "none; runs use the CPU"
     except Exception as error:
-        return f"unknown ({type(error).__name__}: {error})"
-    return ", ".join(names) or "none; runs use the CPU"
+        yield "gpu", f"unknown ({type(error).__name__}: {error})"
+    here = Path.cwd()
+    free = shutil.disk_usage(here).free / GIB
+    if os.access(here, os.W_OK):
+        yield "disk", f"{free:.1f} GiB free in {here}", "Make room, or run elsewhere." if free < 0.1 else ""
+    else:
+        yield "disk", f"{here} cannot be written to", "fnrfl run -o A-FOLDER-OF-YOURS"
 
 
-def _data() -> Iterator[Finding]:
+def _data() -> Answers:
     from fnrfl.data.sources import available
     from fnrfl.data.sources.entry import cache_dir
 
-    chosen = " (FNRFL_DATA)" if os.environ.get("FNRFL_DATA") else ""
-    yield Finding("data", "folder", f"{cache_dir()}{chosen}")
+    yield "folder", f"{cache_dir()}{' (FNRFL_DATA)' if os.environ.get('FNRFL_DATA') else ''}"
     for entry in available():
         where = f"in {entry.where}" if entry.found else "not on this machine"
-        yield Finding("data", entry.name, where, "" if entry.found else f"fnrfl data get {entry.name}")
+        yield entry.name, where, "" if entry.found else f"fnrfl data get {entry.name}"
 
 
-def _optional() -> Iterator[Finding]:
+def _optional() -> Answers:
     for package, (module, purpose) in OPTIONAL.items():
-        there = importlib.util.find_spec(module) is not None
-        found = f"{_version(package) or 'installed'}, for {purpose}" if there else f"missing; it is for {purpose}"
-        yield Finding("optional", package, found, "" if there else _install(package))
+        if importlib.util.find_spec(module) is None:
+            yield package, f"missing; it is for {purpose}", _install(package)
+        else:
+            yield package, f"{_version(package) or 'installed'}, for {purpose}"
 
 
 def _install(package: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {package}"
 
 
-def _network() -> Iterator[Finding]:
+def _network() -> Answers:
     """What would leave this machine, and when."""
     from fnrfl.data.sources import NAMED_DATASETS, available
 
     missing = [entry.name for entry in available() if not entry.found]
     for name in missing:
-        asked = NAMED_DATASETS[name].downloaded_from
-        yield Finding("network", name, f"a run with it, or `fnrfl data get {name}`, asks {asked}")
+        yield name, f"a run with it, or `fnrfl data get {name}`, asks {NAMED_DATASETS[name].downloaded_from}"
     if not missing:
-        yield Finding("network", "data", "all data is here; no command fetches any")
-    for what, becomes in OUTBOUND:
-        yield Finding("network", what, becomes)
+        yield "data", "all data is here; no command fetches any"
+    yield from OUTBOUND

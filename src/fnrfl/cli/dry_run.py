@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.cli.common import is_terminal, paragraph, print_answer
+from fnrfl.cli.commands import is_terminal, print_answer
+from fnrfl.cli.common import paragraph, print_json
 from fnrfl.cli.display import title
 from fnrfl.core.words import counted
 from fnrfl.runs.metrics import MIB
@@ -43,11 +43,9 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
         config, summary = found.config, found.summary()
         lines = list(_forecast_lines(summary))
     if json:
-        print_answer(json_format.dumps(summary, allow_nan=False))
-        return
+        return print_json(summary)
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
-    for line in (title(config), *leaks, *lines):
-        print_answer(f"# {line}")
+    print_answer("\n".join(f"# {line}" for line in (title(config), *leaks, *lines)))
     print_answer(f"\n{config.to_toml()}")
 
 
@@ -67,11 +65,9 @@ def _forecast_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     memory = summary["memory_estimate"]
     yield f"memory  {'unknown' if memory is None else f'about {memory / MIB:.0f} MiB'}"
     yield f"time    about {duration(summary['seconds_estimate'])} here, judging by a few steps that were thrown away"
-    place = "GPU" if summary["engine"] == "gpu" else "thread"
-    yield (
-        f"engine  {summary['engine']}, {counted(summary['clients_at_once'], 'client')} at once on "
-        f"{counted(summary['threads'], place)}, {counted(summary['parameters'], 'parameter')}"
-    )
+    threads = counted(summary["threads"], "GPU" if summary["engine"] == "gpu" else "thread")
+    at_once, parameters = counted(summary["clients_at_once"], "client"), counted(summary["parameters"], "parameter")
+    yield f"engine  {summary['engine']}, {at_once} at once on {threads}, {parameters}"
     yield from (f"note    {notice}" for notice in summary["notices"])
     if summary["seconds_estimate"] > LONG:
         yield f"note    more than an hour; {SHORTER}"
@@ -85,23 +81,16 @@ def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> No
     known = [run.seconds for run in planned if run.seconds is not None]
     total = sum(known) if len(known) == len(planned) else None
     if json:
-        runs = [run.summary() for run in planned]
-        print_answer(json_format.dumps({"out": str(folder), "runs": runs, "seconds_estimate": total}, allow_nan=False))
-        return
-    for line in _group_lines(planned):
-        print_answer(line)
-    print_answer(_sum_line(planned, folder, total))
+        return print_json({"out": str(folder), "runs": [run.summary() for run in planned], "seconds_estimate": total})
+    print_answer("\n".join(_group_lines(planned)))
+    reused = sum(run.state == "finished" for run in planned)
+    kept = f", {reused} of them finished already" if reused else ""
+    told = "no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"
+    print_answer(f"{counted(len(planned), 'run')} in {folder}{kept}, {told}. Nothing was written.")
     for name in sorted({missing for run in planned if (missing := missing_dataset(run.cell.config)) is not None}):
         print_answer(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
     if total is not None and total > LONG:
         print_answer(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
-
-
-def _sum_line(planned: Sequence[PlannedRun], folder: Path, total: float | None) -> str:
-    reused = sum(run.state == "finished" for run in planned)
-    kept = f", {reused} of them finished already" if reused else ""
-    time = "no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"
-    return f"{counted(len(planned), 'run')} in {folder}{kept}, {time}. Nothing was written."
 
 
 def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:
@@ -119,18 +108,13 @@ def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:
 
 def _group_line(label: str, runs: Sequence[PlannedRun]) -> tuple[str, str, str]:
     """(how long its runs take, how far they are, the group)."""
-    leak = " leak" if runs[0].cell.config.leaks_on else ""
-    states = []
-    if finished := sum(run.state == "finished" for run in runs):
-        states.append(f"{finished} finished")
+    left = [run for run in runs if run.state != "finished"]
+    begun = [run for run in left if run.state == "begun"]
+    states = [f"{len(runs) - len(left)} finished"] if len(left) < len(runs) else []
     states += [
-        f"seed {run.cell.seed} goes on after round {run.rounds_done} of {run.cell.config.rounds}"
-        for run in runs
-        if run.state == "begun"
+        f"seed {run.cell.seed} goes on after round {run.rounds_done} of {run.cell.config.rounds}" for run in begun
     ]
-    if new := sum(run.state == "new" for run in runs):
-        states.append(f"{new} new")
-    left = [run.seconds for run in runs if run.state != "finished"]
-    known = [seconds for seconds in left if seconds is not None]
+    states += [f"{len(left) - len(begun)} new"] if len(begun) < len(left) else []
+    known = [run.seconds for run in left if run.seconds is not None]
     time = "-" if not left else "unknown" if not known else f"about {duration(sum(known))}"
-    return time, ", ".join(states), f"{label}{leak}"
+    return time, ", ".join(states), f"{label}{' leak' if runs[0].cell.config.leaks_on else ''}"

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json as json_format
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from fnrfl.cli.common import Debug, Json, Trust, console, errors_in_words, paragraph, print_table
+from fnrfl.cli.common import Json, Trust, console, paragraph, print_json, print_table
 from fnrfl.config.spelling import as_known, same_key
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices, nearest
 
 if TYPE_CHECKING:
     from fnrfl.config.keys import Key
-    from fnrfl.config.registry import Entry
 
 SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
 MEANT_LISTS = {"method": "algorithms", "methods": "algorithms"}  # by words that are not like the name
+BETTER = {True: "higher", False: "lower", None: ""}
 ABOUT_KEYS = "`fnrfl list keys client` or --long says more; --recipe NAME shows a recipe's values."
 ABOUT_METHODS = "`fnrfl list algorithms scaffold` or --long says more: options, needs, traffic."
 
-Subject = Annotated[str, typer.Argument(metavar="SUBJECT", show_default=False, help=", ".join(SUBJECTS))]
-Prefix = Annotated[
-    str | None, typer.Argument(metavar="PREFIX", show_default=False, help="Only what begins so, in detail.")
-]
+Subject = Annotated[str, Argument(metavar="SUBJECT", show_default=False, help=", ".join(SUBJECTS))]
+Prefix = Annotated[str | None, Argument(metavar="PREFIX", show_default=False, help="Only what begins so, in detail.")]
 OfRecipe = Annotated[
-    str | None, typer.Option("--recipe", metavar="RECIPE", help="Of keys: the values of a recipe or a TOML file.")
+    str | None, Option("--recipe", metavar="RECIPE", help="Of keys: the values of a recipe or a TOML file.")
 ]
-Long = Annotated[bool, typer.Option("--long", "-l", help="Of keys and algorithms: everything about each.")]
+Long = Annotated[bool, Option("--long", "-l", help="Of keys and algorithms: everything about each.")]
 
 
 def list_(
@@ -40,7 +38,6 @@ def list_(
     long: Long = False,
     trust: Trust = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say what there is, by name.
 
@@ -54,52 +51,56 @@ def list_(
 
     In a pipe a row is a line, and nothing is cut: fnrfl list keys | grep lr
     """
-    with errors_in_words(debug):
-        if not subject:
-            raise ConfigError(f"Say what to list: {', '.join(SUBJECTS)}.")
-        if subject == "keys":
-            _list_keys(KeyList.read(recipe, trust=trust), prefix, long=long, json=json)
-            return
-        if recipe is not None:
-            raise ConfigError("--recipe shows the values of keys. Type `fnrfl list keys --recipe NAME`.")
-        if subject == "algorithms":
-            _list_methods(prefix, long=long, json=json)
-            return
-        columns, rows = _table(subject)
-        found = beginning_with([row[0] for row in rows], prefix, subject)
-        _print_rows(columns, [row for row in rows if row[0] in found], json=json)
+    if not subject:
+        raise ConfigError(f"Say what to list: {', '.join(SUBJECTS)}.")
+    if subject not in SUBJECTS:
+        raise ConfigError(f'There is no list of "{subject}". {choices(MEANT_LISTS.get(subject, subject), SUBJECTS)}.')
+    if recipe is not None and subject != "keys":
+        raise ConfigError("--recipe shows the values of keys. Type `fnrfl list keys --recipe NAME`.")
+    width, terminal = console().width, console().is_terminal
+    detailed = long or (prefix is not None and terminal)
+    if subject == "keys":
+        listed = KeyList.read(recipe, trust=trust).beginning_with(prefix)
+        lines, rows = (key_details if detailed else short_key_lines)(listed, width), listed.rows(json=json)
+    else:
+        found, rows = _rows(subject, prefix)
+        lines = (method_details if detailed else short_method_lines)(found, width)
+    if json:
+        print_json(rows)
+    elif (detailed or terminal) and subject in ("keys", "algorithms"):
+        typer.echo("\n".join(lines).rstrip("\n"))
+    else:
+        print_table([list(map(_cell, row.values())) for row in rows])
 
 
-def _table(subject: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(names of the columns, rows) of the lists that are always shown whole."""
+def _cell(value: object) -> str:
+    return (", ".join(value) or "-") if isinstance(value, tuple) else str(value)
+
+
+def _rows(subject: str, prefix: str | None) -> tuple[set[str], list[dict[str, Any]]]:
+    """What there is of any subject but keys: (names, rows as `--json` has them)."""
     from fnrfl.config import registry
 
-    tables: dict[str, Callable[[], Mapping[str, str]]] = {
-        "models": lambda: registry.MODELS,
-        "datasets": lambda: registry.DATASETS | registry.DATASET_FORMS,
-        "scenarios": registry.scenarios,
-        "penalties": lambda: registry.PENALTIES,
-        "engines": lambda: registry.ENGINES,
-        "recipes": registry.recipes,
-    }
-    if subject == "metrics":
+    rows: list[dict[str, Any]]
+    if subject == "algorithms":
+        rows = [{"name": m.name, "idea": m.idea, "needs": m.needs, "traffic": m.traffic} for m in registry.methods()]
+    elif subject == "metrics":
         from fnrfl.runs.quality import TEST_METRICS
 
-        better = {True: "higher", False: "lower", None: ""}
-        rows: list[tuple[str, ...]] = [
-            (m.name, better[m.higher_is_better], m.shape, m.meaning) for m in TEST_METRICS.values()
-        ]
-        return ("name", "better", "shape", "meaning"), rows
-    if subject not in tables:
-        raise ConfigError(f'There is no list of "{subject}". {choices(MEANT_LISTS.get(subject, subject), SUBJECTS)}.')
-    return ("name", "meaning"), list(tables[subject]().items())
-
-
-def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, json: bool) -> None:
-    if json:
-        typer.echo(json_format.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        found = ((BETTER[m.higher_is_better], m) for m in TEST_METRICS.values())
+        rows = [{"name": m.name, "better": word, "shape": m.shape, "meaning": m.meaning} for word, m in found]
     else:
-        print_table([[(", ".join(c) or "-") if isinstance(c, tuple) else str(c) for c in row] for row in rows])
+        tables = {
+            "models": registry.MODELS,
+            "datasets": registry.DATASETS | registry.DATASET_FORMS,
+            "scenarios": registry.scenarios(),
+            "penalties": registry.PENALTIES,
+            "engines": registry.ENGINES,
+            "recipes": registry.recipes(),
+        }
+        rows = [{"name": name, "meaning": meaning} for name, meaning in tables[subject].items()]
+    names = beginning_with([row["name"] for row in rows], prefix, subject)
+    return names, [row for row in rows if row["name"] in names]
 
 
 def beginning_with(names: Iterable[str], prefix: str | None, subject: str) -> set[str]:
@@ -135,20 +136,22 @@ class KeyList:
     def read(cls, recipe: str | None, *, trust: bool = False) -> KeyList:
         """The keys with their defaults, or with the values of a recipe."""
         from fnrfl.config import describe_keys, load, registry
-        from fnrfl.config.keys import keys_of_method
+        from fnrfl.config.schema import keys_of_method
         from fnrfl.rundir.configs import flat_config
 
-        keys = describe_keys()
         if recipe is None:
-            return cls(keys, {}, "fedavg", None)
+            return cls(describe_keys(), {}, "fedavg", None)
         config = load(recipe, trust=trust)
         method = config.algorithm.name
-        if ":" in method:  # a user's own: its options are in no list
-            own = keys_of_method(registry.options(method))
-            keys += tuple(replace(key, method=method) for key in own.values())
-        return cls(keys, flat_config(config), method, recipe)
+        own = keys_of_method(method, registry.options(method)) if ":" in method else ()  # which are in no list
+        return cls((*describe_keys(), *own), flat_config(config), method, recipe)
 
-    def value(self, key: Key) -> object:
+    def beginning_with(self, prefix: str | None) -> KeyList:
+        """The keys that a prefix stands for."""
+        found = beginning_with([key.name for key in self.keys], prefix, "keys")
+        return replace(self, keys=tuple(key for key in self.keys if key.name in found))
+
+    def value(self, key: Key) -> Any:
         """What a run of the recipe has; the options of other methods have their defaults."""
         return self.values.get(key.name, key.default) if key.method in ("", self.method) else key.default
 
@@ -161,39 +164,32 @@ class KeyList:
         value = self.value(key)
         return value if isinstance(value, str) and value.isprintable() else _shown(value)
 
-
-def _list_keys(listed: KeyList, prefix: str | None, *, long: bool, json: bool) -> None:
-    found = beginning_with([key.name for key in listed.keys], prefix, "keys")
-    listed = replace(listed, keys=tuple(key for key in listed.keys if key.name in found))
-    screen = console()
-    if json:
-        columns = ("name", "type", "default", "range", "meaning", *(("value",) if listed.recipe else ()))
-        rows = [(k.name, k.type, k.default, k.range, k.meaning, listed.value(k)) for k in listed.keys]
-        _print_rows(columns, [row[: len(columns)] for row in rows], json=True)
-    elif long or (prefix is not None and screen.is_terminal):
-        _print_lines(key_details(listed, screen.width))
-    elif screen.is_terminal:
-        _print_lines(short_key_lines(listed, screen.width))
-    else:
-        print_table([(k.name, listed.shown(k), k.meaning, k.rule) for k in listed.keys])
+    def rows(self, *, json: bool) -> list[dict[str, Any]]:
+        """A row for each key, for programs or for a pipe."""
+        if not json:
+            return [{"name": k.name, "value": self.shown(k), "meaning": k.meaning, "rule": k.rule} for k in self.keys]
+        return [
+            {"name": k.name, "type": k.type_name, "default": k.default, "range": k.range, "meaning": k.meaning}
+            | ({"value": self.value(k)} if self.recipe else {})
+            for k in self.keys
+        ]
 
 
 def short_key_lines(listed: KeyList, width: int) -> Iterator[str]:
     """A line for each key of every run and of the method, by section; what is too long for a line is cut."""
-    keys = [key for key in listed.keys if key.method in ("", listed.method)]
-    changed = any(listed.differs(key) for key in keys)
-    sections = dict.fromkeys(_section(key) for key in keys)
-    for section in sections:
-        inside = [key for key in keys if _section(key) == section]
+    sections: dict[str, list[Key]] = {}
+    for key in listed.keys:
+        if key.method in ("", listed.method):  # the switch `fnr` is with the keys that it turns on
+            sections.setdefault("fnr" if key.name == "fnr" else key.name.rpartition(".")[0], []).append(key)
+    for section, inside in sections.items():
         names = max(len(key.name) for key in inside)
         values = min(22, max(len(listed.shown(key)) for key in inside))
         yield f"[{section}]" if section else "of every run"
         for key in inside:
             mark = "*" if listed.differs(key) else " "
-            value = cut(listed.shown(key), values)
-            yield cut(f"{mark} {key.name:{names}}  {value:{values}}  {_meaning(key)}", width)
+            yield cut(f"{mark} {key.name:{names}}  {cut(listed.shown(key), values):{values}}  {key.help}", width)
         yield ""
-    if changed:
+    if any(listed.differs(key) for inside in sections.values() for key in inside):
         yield from paragraph(f"* {listed.recipe} has another value than the default.", width)
     if listed.recipe is None:
         yield from paragraph("The values are the defaults; options of a method: `fnrfl list algorithms NAME`.", width)
@@ -202,26 +198,16 @@ def short_key_lines(listed: KeyList, width: int) -> Iterator[str]:
 
 def key_details(listed: KeyList, width: int) -> Iterator[str]:
     """Everything about each key, in paragraphs."""
-    title = None
+    method = ""
     for key in listed.keys:
-        heading = f"options of {key.method}" if key.method else ""
-        if heading != title and heading:
-            yield from (heading, "")
-        title = heading
-        yield from paragraph(f"{key.name} = {_shown(listed.value(key))}", width, "", "    ")
-        yield from paragraph(_meaning(key), width, "    ")
+        if key.method and key.method != method:
+            yield from (f"options of {key.method}", "")
+        method = key.method
         default = f" (default {_shown(key.default)})" if listed.differs(key) else ""
+        yield from paragraph(f"{key.name} = {_shown(listed.value(key))}", width, "", "    ")
+        yield from paragraph(key.help, width, "    ")
         yield from paragraph(f"{key.rule}{default}", width, "    ")
         yield ""
-
-
-def _section(key: Key) -> str:
-    """The section of a key; the switch `fnr` is with the keys that it turns on."""
-    return "fnr" if key.name == "fnr" else key.name.rpartition(".")[0]
-
-
-def _meaning(key: Key) -> str:
-    return key.meaning.removeprefix(f"{key.method}: ")
 
 
 def _shown(value: object) -> str:
@@ -233,48 +219,33 @@ def _shown(value: object) -> str:
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
-def _list_methods(prefix: str | None, *, long: bool, json: bool) -> None:
+def short_method_lines(found: Collection[str], width: int) -> Iterator[str]:
+    """The name of each method and its idea, without authors."""
     from fnrfl.config import registry
 
-    found = beginning_with([method.name for method in registry.methods()], prefix, "algorithms")
     methods = [method for method in registry.methods() if method.name in found]
-    screen = console()
-    if not json and (long or (prefix is not None and screen.is_terminal)):
-        _print_lines(method_details(methods, screen.width))
-    elif not json and screen.is_terminal:
-        _print_lines(short_method_lines(methods, screen.width))
-    else:
-        rows = [(method.name, method.idea, method.needs, method.traffic) for method in methods]
-        _print_rows(("name", "idea", "needs", "traffic"), rows, json=json)
-
-
-def short_method_lines(methods: Sequence[Entry], width: int) -> Iterator[str]:
-    """The name of each method and its idea, without authors."""
     names = max(len(method.name) for method in methods)
     for method in methods:
-        idea = method.idea.partition(": ")[2] or method.idea
-        plain = idea.partition(" (")[0].rstrip(".")
-        yield from paragraph(plain, width, f"{method.name:{names}}  ", " " * (names + 2))
+        idea = (method.idea.partition(": ")[2] or method.idea).partition(" (")[0].rstrip(".")
+        yield from paragraph(idea, width, f"{method.name:{names}}  ", " " * (names + 2))
     yield ""
     yield from paragraph(ABOUT_METHODS, width)
 
 
-def method_details(methods: Sequence[Entry], width: int) -> Iterator[str]:
+def method_details(found: Collection[str], width: int) -> Iterator[str]:
     """Everything about each method: idea, needs, traffic, and its options with their defaults."""
-    from fnrfl.config.keys import keys_of_method
+    from fnrfl.config import registry
+    from fnrfl.config.schema import keys_of_method
 
-    for method in methods:
+    for method in (method for method in registry.methods() if method.name in found):
         yield method.name
         yield from paragraph(method.idea, width, "  ")
         yield from paragraph(f"needs    {', '.join(method.needs) or 'nothing'}", width, "  ", " " * 11)
         yield from paragraph(f"traffic  {method.traffic}", width, "  ", " " * 11)
-        for key in keys_of_method(method.options).values():
+        for key in keys_of_method(method.name, method.options):
             yield from paragraph(f"{key.name} = {_shown(key.default)}", width, "  ", " " * 6)
-            yield from paragraph(f"{key.meaning}; {key.rule}", width, " " * 6)
+            yield from paragraph(f"{key.help}; {key.rule}", width, " " * 6)
         yield ""
-
-
-# -- lines -------------------------------------------------------------------------------------------------------------
 
 
 def cut(text: str, width: int) -> str:
@@ -284,7 +255,3 @@ def cut(text: str, width: int) -> str:
         return text
     whole = text[: width - 2].rpartition(" ")[0].rstrip(" ,;:")
     return f"{whole or text[: width - 3]} .."
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    typer.echo("\n".join(lines).rstrip("\n"))

@@ -6,28 +6,17 @@ import json as json_format
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from fnrfl.cli.common import (
-    Debug,
-    Json,
-    OverridesArgument,
-    Quiet,
-    Trust,
-    command_group,
-    console,
-    errors_in_words,
-    print_answer,
-    print_table,
-)
-from fnrfl.cli.keywords import KeyValueCommand
+from fnrfl.cli.commands import KeyValueCommand
+from fnrfl.cli.common import Json, Overrides, Quiet, Trust, command_group, console, print_json, print_table
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, printable
 
 if TYPE_CHECKING:
-    from fnrfl.config import RunConfig
     from fnrfl.results.skew import Skew
     from fnrfl.runs.setup.build import Built
 
@@ -36,10 +25,7 @@ ROWS = 40  # clients shown of a split
 scenario = command_group("Draw a split before training: who gets what, how skewed.")
 data = command_group("Fetch and verify data sets; say what is on disk.")
 
-Text = Annotated[
-    str,
-    typer.Argument(metavar="SCENARIO", show_default=False, help="As in a config, or the name of a recipe."),
-]
+Text = Annotated[str, Argument(metavar="SCENARIO", show_default=False, help="As in a config, or the name of a recipe.")]
 
 
 # -- scenarios ---------------------------------------------------------------------------------------------------------
@@ -48,11 +34,10 @@ Text = Annotated[
 @scenario.command("show", cls=KeyValueCommand)
 def show(
     text: Text,
-    overrides: OverridesArgument = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it as a figure, too.")] = None,
+    overrides: Overrides = None,
+    png: Annotated[Path | None, Option("--png", metavar="FILE", help="Draw it as a figure, too.")] = None,
     trust: Trust = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Draw a split: heat-map, sizes, scores of the skew.
 
@@ -64,40 +49,33 @@ def show(
     The split is the one that `fnrfl run` would draw with the same keys. Unless a recipe is named, they are those of
     the embedded example.
     """
-    with errors_in_words(debug, answers=json):
-        from fnrfl.results.skew import figure, skew
-        from fnrfl.rundir.outputs import check_output
+    from fnrfl.results.skew import figure, skew
+    from fnrfl.rundir.outputs import check_output
 
-        if png is not None:
-            check_output(png)
-        built = _built(text, overrides, trust)
-        counts, config = built.partition.counts, built.config
-        scores = skew(counts, built.partition.levels)
-        title = f"{config.scenario}, {config.dataset.name}, {counted(config.clients, 'client')}, seed {config.seed}"
-        if png is not None:
-            figure(counts, built.dataset.classes, scores, title, png, built.partition.ids)
-        if json:
-            named = {"scenario": config.scenario, "dataset": config.dataset.name, "seed": config.seed}
-            split = {
-                "sha256": built.partition.sha256,
-                "counts": counts.tolist(),
-                **({} if built.partition.ids is None else {"ids": list(built.partition.ids)}),
-            }
-            print_answer(json_format.dumps(named | scores.summary() | split))
-            return
-        _show_split(title, built, scores)
-        if png is not None:
-            typer.echo(f"drawn in {png}")
+    if png is not None:
+        check_output(png)
+    built = _built(text, overrides, trust)
+    config, split = built.config, built.partition
+    scores = skew(split.counts, split.levels)
+    title = f"{config.scenario}, {config.dataset.name}, {counted(config.clients, 'client')}, seed {config.seed}"
+    if png is not None:
+        figure(split.counts, built.dataset.classes, scores, title, png, split.ids)
+    if json:
+        named = {"scenario": config.scenario, "dataset": config.dataset.name, "seed": config.seed}
+        drawn = {"sha256": split.sha256, "counts": split.counts.tolist()}
+        return print_json(named | scores.summary() | drawn | ({"ids": list(split.ids)} if split.ids else {}))
+    _show_split(title, built, scores)
+    if png is not None:
+        typer.echo(f"drawn in {png}")
 
 
 @scenario.command("save", cls=KeyValueCommand)
 def save(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
+    file: Annotated[Path, Argument(metavar="FILE.json", show_default=False, help="Where it goes.")],
     text: Text,
-    overrides: OverridesArgument = None,
+    overrides: Overrides = None,
     trust: Trust = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Draw a split and write down which example goes to whom.
 
@@ -106,113 +84,78 @@ def save(
 
     The file has hashes, and the format of a run's partition.json.
     """
-    with errors_in_words(debug):
-        from fnrfl.rundir.outputs import check_output, write_output
+    from fnrfl.rundir.outputs import check_output, write_output
 
-        check_output(file)
-        if file.suffix != ".json":
-            raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
-        built = _built(text, overrides, trust)
-        manifest = built.manifest()
-        write_output(file, json_format.dumps(manifest) + "\n")
-        console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
+    check_output(file)
+    if file.suffix != ".json":
+        raise ConfigError(f"{file} does not end in .json; give the file first and then the scenario.")
+    built = _built(text, overrides, trust)
+    write_output(file, json_format.dumps(built.manifest()) + "\n")
+    console(quiet=quiet).print(f"{built.config.scenario} in {file}, sha256 {built.partition.sha256}")
 
 
 def _built(text: str, overrides: Sequence[str] | None, trust: bool) -> Built:
+    """The run of a recipe, or of the embedded example with another scenario, as far as its data."""
+    from fnrfl.config import load, registry
     from fnrfl.runs.setup.build import build
 
-    return build(_config(text, overrides or (), trust))
-
-
-def _config(text: str, overrides: Sequence[str], trust: bool) -> RunConfig:
-    """The config of a recipe, or the embedded example's with another scenario."""
-    from fnrfl.config import load, registry
-
+    words = list(overrides or ())
     if text in registry.recipes() or text.endswith(".toml"):
-        return load(text, overrides, trust=trust)
-    if re.match(r"[\w.]+=", text):  # no scenario was given, only keys
-        return load(None, [text, *overrides])
-    return load(None, [*overrides, f"scenario={text}"])
+        return build(load(text, words, trust=trust))
+    only_keys = re.match(r"[\w.]+=", text)
+    return build(load(None, [text, *words] if only_keys else [*words, f"scenario={text}"]))
 
 
 def _show_split(title: str, built: Built, scores: Skew) -> None:
     from fnrfl.results.skew import SHADES, binned, heat_map
 
-    counts = built.partition.counts
-    classes = counted(counts.shape[1], "class", "classes")
-    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {classes}")
-    noisy = built.partition.noise is not None
-    labels = _class_labels(counts.shape[1], binned(counts).shape[1])
-    rows = [("client", labels, "examples", "classes", "distance", *(["noise"] if noisy else []))]
+    split, counts = built.partition, built.partition.counts
+    noisy, (clients, classes), bins = split.noise is not None, counts.shape, binned(counts)
+    width = 2 if bins.shape[1] <= 30 else 1  # of a column: the last digits of its class
+    labels = "".join(str(number % 10**width).ljust(width) for number in range(classes))
+    labels = f"classes 0 to {classes - 1}" if classes > bins.shape[1] else labels
+    rows = [("client", labels, "examples", "classes", "distance", "noise")]
     for client, shades in enumerate(heat_map(counts)[:ROWS]):
-        cells = (f"{scores.sizes[client]:,}", f"{scores.classes[client]:.1f}", f"{scores.distance[client]:.2f}")
-        name, noise = printable(built.partition.names[client]), [f"{scores.noise[client]:.3g}"] if noisy else []
-        rows.append((name, shades, *cells, *noise))
-    print_table(rows)
-    if len(counts) > ROWS:
-        typer.echo(f"and {counted(len(counts) - ROWS, 'client')} more")
-    largest = int(binned(counts).max())
+        sizes = f"{scores.sizes[client]:,}", f"{scores.classes[client]:.1f}"
+        skewed = f"{scores.distance[client]:.2f}", f"{scores.noise[client]:.3g}"
+        rows.append((printable(split.names[client]), shades, *sizes, *skewed))
+    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {counted(classes, 'class', 'classes')}")
+    print_table(rows if noisy else [row[:-1] for row in rows])
+    if clients > ROWS:
+        typer.echo(f"and {counted(clients - ROWS, 'client')} more")
+    noise = f"standard deviation {split.levels.min():.3g} to {split.levels.max():.3g}" if noisy else "none"
     typer.echo(
-        f"\nshades      {' '.join(SHADES[1:])} up to {counted(largest, 'example')} of a class\n"
+        f"\nshades      {' '.join(SHADES[1:])} up to {counted(int(bins.max()), 'example')} of a class\n"
         f"labels      Jensen-Shannon distance to all data {scores.distance.mean():.3f} on average (0 even, 1 most)\n"
-        f"classes     {scores.classes.mean():.1f} effective ones per client on average, of {counts.shape[1]}\n"
+        f"classes     {scores.classes.mean():.1f} effective ones per client on average, of {classes}\n"
         f"sizes       {scores.sizes.min():,} to {scores.sizes.max():,}, Gini {scores.gini:.3f} (0 even)\n"
-        f"noise       {_noise(built)}\n"
-        f"sha256      {built.partition.sha256}"
+        f"noise       {noise}\n"
+        f"sha256      {split.sha256}"
     )
 
 
-def _noise(built: Built) -> str:
-    if built.partition.noise is None:
-        return "none"
-    levels = built.partition.levels
-    return f"standard deviation {levels.min():.3g} to {levels.max():.3g}"
-
-
-def _class_labels(classes: int, columns: int) -> str:
-    """Numbers above the heat-map's columns, as far as they fit."""
-    if classes > columns:
-        return f"classes 0 to {classes - 1}"
-    width = 2 if columns <= 30 else 1
-    return "".join(str(number % 10**width).ljust(width) for number in range(columns))
-
-
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- data and the machine ----------------------------------------------------------------------------------------------
 
 
 @data.command("list")
-def data_list(json: Json = False, debug: Debug = False) -> None:
+def data_list(json: Json = False) -> None:
     """Say what is on this machine and how to get the rest.
 
     \b
     fnrfl data list
     """
-    with errors_in_words(debug):
-        from fnrfl.data.sources import available
+    from fnrfl.data.sources import available
 
-        found = available()
-        if json:
-            rows = [{**vars(entry), "where": entry.where and str(entry.where)} for entry in found]
-            typer.echo(json_format.dumps(rows))
-            return
-        print_table(
-            [
-                (
-                    entry.name,
-                    str(entry.where) if entry.found else f"missing; fnrfl data get {entry.name}",
-                    entry.licence,
-                    entry.provenance,
-                )
-                for entry in found
-            ]
-        )
+    if json:
+        return print_json([{**vars(one), "where": one.where and str(one.where)} for one in available()])
+    places = [(e, str(e.where) if e.found else f"missing; fnrfl data get {e.name}") for e in available()]
+    print_table([(entry.name, place, entry.licence, entry.provenance) for entry, place in places])
 
 
 @data.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="From `fnrfl data list`.")],
+    name: Annotated[str, Argument(metavar="NAME", show_default=False, help="From `fnrfl data list`.")],
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Fetch a data set and verify it.
 
@@ -222,14 +165,9 @@ def data_get(
 
     What is there already is only verified.
     """
-    with errors_in_words(debug):
-        from fnrfl.data.sources import fetch
+    from fnrfl.data.sources import fetch
 
-        path = fetch(name)
-        console(quiet=quiet).print(f"{name} is verified: {path}")
-
-
-# -- doctor ------------------------------------------------------------------------------------------------------------
+    console(quiet=quiet).print(f"{name} is verified: {fetch(name)}")
 
 
 def doctor(json: Json = False) -> None:
@@ -240,12 +178,9 @@ def doctor(json: Json = False) -> None:
 
     Versions, devices, data, optional packages, and whatever would reach out to the network.
     """
-    with errors_in_words():
-        from fnrfl.cli.doctor import examine
+    from fnrfl.cli.doctor import examine
 
-        found = examine()
-        if json:
-            rows: list[dict[str, Any]] = [vars(finding) for finding in found]
-            typer.echo(json_format.dumps(rows))
-            return
-        print_table([(f.topic, f.name, f.found + ("" if f.well else f"  ->  {f.help}")) for f in found])
+    found = examine()
+    if json:
+        return print_json([vars(finding) for finding in found])
+    print_table([(f.topic, f.name, f.found + (f"  ->  {f.help}" if f.help else "")) for f in found])

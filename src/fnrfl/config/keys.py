@@ -1,71 +1,25 @@
-"""Keys of the config: options under their full names. Pydantic checks their values; here they are told in words."""
+"""Keys of the config: options under their full names, told in words. Pydantic checks their values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.fields import FieldInfo
 
-from fnrfl.config.typed import toml
+from fnrfl.config.spelling import as_known
+from fnrfl.config.typed import PassedLabel, toml
 from fnrfl.core.options import Option, Value
 
-
-@dataclass(frozen=True)
-class Key:
-    """One key of the config, in words."""
-
-    name: str
-    type: str
-    default: Value
-    range: str
-    meaning: str
-    rule: str  # type and range as the end of a sentence: "it must be ..."
-    choices: tuple[str, ...] = ()  # words that it may be
-    method: str = ""  # whose option it is; "" for keys of every run
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
-def keys_of(options: Mapping[str, Option]) -> dict[str, Key]:
-    """Options in words, by full name."""
-    return {name: _key(name, option) for name, option in options.items()}
-
-
-def keys_of_method(options: Iterable[Option]) -> dict[str, Key]:
-    """The options of a method in words, by full name."""
-    return keys_of({f"algorithm.{option.name}": option for option in options})
-
-
-@cache
-def _key(name: str, option: Option) -> Key:
-    members = list(_members(_bounded_type(option), []))
-    return Key(
-        name,
-        " | ".join(member.type for member in members),
-        option.default,
-        "; ".join(member.range for member in members if member.range),
-        option.help,
-        _either([" ".join(filter(None, (member.words, member.range))) for member in members]),
-        tuple(json.loads(member.type) for member in members if member.type.startswith('"')),
-    )
-
-
-def checked(option: Option, value: object) -> Value:
-    """The value as the option's type has it: 1 becomes 1.0 for a number. Raises a ValidationError if it is none."""
-    return _checker(option).validate_python(value)
-
-
-@cache
-def _checker(option: Option) -> TypeAdapter[Value]:
-    return TypeAdapter(_bounded_type(option), config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-@dataclass(frozen=True)
-class _Member:
+class _Member(NamedTuple):
     """One of the types that a key may have."""
 
     type: str
@@ -73,36 +27,79 @@ class _Member:
     range: str = ""
 
 
-def _members(annotation: Any, metadata: Sequence[Any]) -> Iterator[_Member]:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        inner = [bound for extra in args[1:] for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
-        yield from _members(args[0], [*metadata, *inner])
-    elif origin in (Union, UnionType):
-        for arg in args:
-            yield from _members(arg, metadata)
+@dataclass(frozen=True)
+class Key(Option):
+    """An option under its full name."""
+
+    method: str = ""  # whose option it is; "" for keys of every run
+
+    @classmethod
+    def of(cls, name: str, option: Option, method: str = "") -> Key:
+        """Return an option under another name."""
+        return cls(name, option.type, option.default, option.help, option.bounds, method)
+
+    @cached_property
+    def _members(self) -> tuple[_Member, ...]:
+        return tuple(_members(_bounded(self.type, self.bounds)))
+
+    @property
+    def meaning(self) -> str:
+        """One line about it, with the method whose option it is."""
+        return f"{self.method}: {self.help}" if self.method else self.help
+
+    @property
+    def type_name(self) -> str:
+        """The types that it may have: `float | "auto"`."""
+        return " | ".join(member.type for member in self._members)
+
+    @property
+    def range(self) -> str:
+        """The bounds of its numbers: `>= 0 and < 1`."""
+        return "; ".join(member.range for member in self._members if member.range)
+
+    @property
+    def rule(self) -> str:
+        """Type and range as the end of a sentence: "it must be ..."."""
+        *most, last = (f"{member.words} {member.range}".rstrip() for member in self._members)
+        return f"{', '.join(most)} or {last}" if most else last
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be."""
+        return tuple(json.loads(member.type) for member in self._members if member.type.startswith('"'))
+
+    def spelled(self, value: object) -> object:
+        """Return a word that is one of a few choices as the choice is written."""
+        return as_known(value, self.choices) if isinstance(value, str) and self.choices else value
+
+    def checked(self, value: Any) -> Value:
+        """Return the value as the type has it: 1 becomes 1.0 for a number. Raise a ValidationError if it is none."""
+        if isinstance(value, PassedLabel):
+            return value
+        return _checker(self.type, self.bounds).validate_python(value)
+
+
+@cache
+def _checker(type: Any, bounds: tuple[tuple[str, float], ...]) -> TypeAdapter[Value]:
+    return TypeAdapter(_bounded(type, bounds), config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _members(annotation: Any) -> Iterator[_Member]:
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
     elif origin is Literal:
-        for choice in args:
-            yield _Member(toml(choice), toml(choice))
+        yield from (_Member(toml(choice), toml(choice)) for choice in get_args(annotation))
     else:
-        signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-        bounds = (
-            f"{sign} {getattr(bound, name):g}" for bound in metadata for name, sign in signs if hasattr(bound, name)
-        )
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        yield _Member(annotation.__name__, words[annotation], " and ".join(bounds))
+        kind, *fields = get_args(annotation) if origin is Annotated else (annotation,)
+        bounds = [(bound, name, sign) for field in fields for bound in field.metadata for name, sign in SIGNS]
+        shown = (f"{sign} {getattr(bound, name):g}" for bound, name, sign in bounds if hasattr(bound, name))
+        yield _Member(kind.__name__, WORDS[kind], " and ".join(shown))
 
 
-def _either(choices: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-
-
-def _bounded_type(option: Option) -> Any:
-    return _bounded(option.type, dict(option.bounds))
-
-
-def _bounded(annotation: Any, bounds: dict[str, Any]) -> Any:
+def _bounded(annotation: Any, bounds: tuple[tuple[str, Any], ...]) -> Any:
     """The bounds put on the members of a type that are numbers: in `float | Literal["client"]`, on the first."""
     if get_origin(annotation) in (Union, UnionType):
         return Union[tuple(_bounded(member, bounds) for member in get_args(annotation))]  # noqa: UP007
-    return Annotated[annotation, Field(**bounds)] if annotation in (int, float) and bounds else annotation
+    return Annotated[annotation, Field(**dict(bounds))] if annotation in (int, float) and bounds else annotation

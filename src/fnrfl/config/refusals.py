@@ -35,17 +35,11 @@ class Rule:
 
 
 def _unknown(name: str, known: Iterable[str]) -> bool:
-    return name not in known and not is_own_data(name) and not isinstance(name, PassedLabel)
+    return name not in known and not is_own_data(name) and not _passed(name)
 
 
-def _model_is_unknown(config: RunConfig) -> bool:
-    name = config.model.name.partition("(")[0].strip()
-    return not isinstance(config.model.name, PassedLabel) and ":" not in name and name not in registry.MODELS
-
-
-def _nothing_to_refine_on(config: RunConfig) -> bool:
-    public = config.public
-    return isinstance(public.distill, float) and public.ranking + public.distill >= 1
+def _passed(name: str) -> bool:
+    return isinstance(name, PassedLabel)
 
 
 RULES = (
@@ -72,13 +66,13 @@ RULES = (
     ),
     Rule(
         "model.name",
-        _model_is_unknown,
+        lambda c: registry.is_own_model(c.model.name) and ":" not in c.model.name and not _passed(c.model.name),
         "model = {value} is not known. {choices}, or give module:function.",
         registry.MODELS,
     ),
     Rule(
         "model.init",
-        lambda c: c.model.init != "seed" and not isinstance(c.model.init, PassedLabel),
+        lambda c: c.model.init != "seed" and not _passed(c.model.init),
         'model.init = {value} is not known: it must be "seed". In Python, give init=.',
     ),
     Rule(
@@ -95,7 +89,7 @@ RULES = (
     ),
     Rule(
         "public.ranking",
-        _nothing_to_refine_on,
+        lambda c: isinstance(c.public.distill, float) and c.public.ranking + c.public.distill >= 1,
         "public.ranking = {value} and public.distill = {c.public.distill} leave nothing to refine on; their sum must "
         "be below 1.",
     ),
@@ -150,16 +144,17 @@ def _leaks_refused(config: RunConfig, values: FlatValues, known: Mapping[str, Ke
 
 def refuse_keys(given: FlatValues, known: Mapping[str, Key], algorithm: str) -> Iterator[str]:
     """Yield keys that there are not, and text that is empty or that no file could hold."""
-    for key, value in given.items():
-        empty_section = value == {} and any(name.startswith(f"{key}.") for name in known)
-        if key not in known and not empty_section:
-            yield _unknown_key(key, known, algorithm)
-        elif isinstance(value, str) and key in known:
-            if not value.strip() and known[key].type == "str" and known[key].default and key != "name":
-                default = show_value(known[key].default)
-                yield f'{key} = "{value}" is not allowed: it must not be empty (default {default}).'
-            elif not _is_utf8(value):
-                yield f"{key} = {show_value(value)} is not valid UTF-8 text; write it in UTF-8."
+    for name, value in given.items():
+        key = known.get(name)
+        empty_section = value == {} and any(one.startswith(f"{name}.") for one in known)
+        if key is None and not empty_section:
+            yield _unknown_key(name, known, algorithm)
+        if key is None or not isinstance(value, str):
+            continue
+        if not value.strip() and key.type is str and key.default and name != "name":
+            yield f'{name} = "{value}" is not allowed: it must not be empty (default {show_value(key.default)}).'
+        elif value != value.encode(errors="ignore").decode():
+            yield f"{name} = {show_value(value)} is not valid UTF-8 text; write it in UTF-8."
 
 
 def _unknown_key(key: str, known: Mapping[str, Key], algorithm: str) -> str:
@@ -181,11 +176,3 @@ def refuse_value(key: Key, value: object) -> str:
     """Return the sentence about a value that has the wrong type or is out of range."""
     shown, default = show_value(value), show_value(key.default)
     return f"{key.name} = {shown} is not allowed: it must be {key.rule} (default {default})."
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fnrfl import usercode
-from fnrfl.config import declarations
+from fnrfl.config.declarations import Entry, read_entry
 from fnrfl.config.typed import PassedLabel
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Option, options_of
@@ -36,12 +34,7 @@ MODELS = {
 }
 # Methods that are there to be compared with, and that no page calls best.
 CONTROLS = (
-    "bn-recalibrate",
-    "centralised",
-    "local-only",
-    "public-finetune",
-    "public-only",
-    "public-returned",
+    *("bn-recalibrate", "centralised", "local-only", "public-finetune", "public-only", "public-returned"),
     "public-share",
 )
 DATASETS = {
@@ -76,19 +69,6 @@ ENGINES = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What can be known about a method from its file alone."""
-
-    name: str
-    idea: str
-    module: str
-    class_name: str
-    options: tuple[Option, ...]
-    needs: tuple[str, ...]
-    traffic: str
-
-
 def algorithms() -> dict[str, str]:
     """Names of the methods and the idea of each; FNR is not one of them, since it wraps any of them."""
     return {entry.name: entry.idea for entry in methods()}
@@ -96,7 +76,12 @@ def algorithms() -> dict[str, str]:
 
 def methods() -> tuple[Entry, ...]:
     """The methods, with what each needs and sends."""
-    return tuple(read_entry(path) for name, path in _files().items() if name != "fnr")
+    return tuple(read_entry(path) for path in _files().values())
+
+
+def method_names() -> list[str]:
+    """Names of the methods; no file is read."""
+    return list(_files())
 
 
 def scenarios() -> dict[str, str]:
@@ -108,7 +93,8 @@ def scenarios() -> dict[str, str]:
 
 def recipes() -> dict[str, str]:
     """Names of the packaged recipes and the comment that each opens with."""
-    return {path.stem: _first_line(path).lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
+    paths = sorted(RECIPES.glob("*.toml"))
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in paths}
 
 
 def is_own_model(words: str) -> bool:
@@ -122,7 +108,12 @@ def options(name: str) -> tuple[Option, ...]:
         return options_of(FnrOptions)
     if isinstance(name, PassedLabel):
         return ()
-    return _options_of_own(name) if ":" in name else _method(name).options
+    if ":" not in name:
+        return _method(name).options
+    cls = _import_own(name)
+    where = f"The fields of {cls.__module__}:{cls.__name__} cannot be read"
+    with usercode.errors_in_words(where, "correct their types."):
+        return options_of(cls)
 
 
 def load_method(name: str) -> type[Algorithm]:
@@ -134,54 +125,18 @@ def load_method(name: str) -> type[Algorithm]:
     return method
 
 
-def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0]
-
-
 def _files() -> dict[str, Path]:
     """The file of every method, by the method's name."""
-    return _method_files(PACKAGE_FOLDER / "algorithms")
-
-
-@cache
-def _method_files(folder: Path) -> dict[str, Path]:
-    return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
+    paths = sorted((PACKAGE_FOLDER / "algorithms").glob("*.py"))
+    return {path.stem.replace("_", "-"): path for path in paths if path.stem[0] != "_" and path.stem != "fnr"}
 
 
 def _method(name: str) -> Entry:
-    if name not in _files():
-        among = [known for known in _files() if known != "fnr"]
-        raise ConfigError(
-            f'algorithm.name = "{name}" is not known. {choices(name, among)}, or "module:Class" of your own.'
-        )
-    return read_entry(_files()[name])
-
-
-@cache
-def read_entry(path: Path) -> Entry:
-    """A method as its file declares it; the last class that derives from Algorithm is the method."""
-    classes = declarations.read_classes(path)
-    if not classes:
-        raise TypeError(f"{path} declares no class that derives from Algorithm")
-    class_name, declared = list(classes.items())[-1]
-    return Entry(
-        path.stem.replace("_", "-"),
-        declarations.read_idea(path),
-        f"fnrfl.algorithms.{path.stem}",
-        class_name,
-        tuple(declared.options.values()),
-        tuple(sorted(declared.needs)),
-        declared.traffic,
-    )
-
-
-def _options_of_own(name: str) -> tuple[Option, ...]:
-    """The options of a user's class, which has to be imported."""
-    cls = _import_own(name)
-    with usercode.errors_in_words(
-        f"The fields of {cls.__module__}:{cls.__name__} cannot be read", "correct their types."
-    ):
-        return options_of(cls)
+    path = PACKAGE_FOLDER / "algorithms/fnr.py" if name == "fnr" else _files().get(name)
+    if path is None:
+        among = choices(name, _files())
+        raise ConfigError(f'algorithm.name = "{name}" is not known. {among}, or "module:Class" of your own.')
+    return read_entry(path)
 
 
 def _import_own(name: str) -> type[Algorithm]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fnrfl import usercode
 from fnrfl.config import registry, schema
-from fnrfl.config.keys import Key, checked, keys_of
+from fnrfl.config.keys import Key
 from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.spelling import as_known
@@ -27,7 +27,6 @@ from fnrfl.config.typed import (
     show_value,
 )
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.options import Option
 from fnrfl.core.training import canonical_class_weights
 from fnrfl.core.words import choices
 
@@ -83,9 +82,8 @@ def read_keys(text: str, *, origin: str) -> FlatValues:
     """Return the values of TOML text by dotted key, before any is checked."""
     try:
         return flatten(parse_toml(text), schema.text_keys())
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"{origin} is not valid TOML: {reason}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
 
 
 def from_flat(values: FlatValues) -> RunConfig:
@@ -118,14 +116,13 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     """Return the config of a recipe and overrides; all problems are reported at once."""
     recipe, overrides = _spelled(PassedLabel.marked(recipe)), _spelled(PassedLabel.marked(overrides))
     algorithm, recipe = _algorithm(recipe, overrides)
-    options = schema.options_by_key(registry.options(algorithm))
-    known = keys_of(options)
+    known = schema.keys_by_name(registry.options(algorithm))
     given: FlatValues = {"name": name} | recipe | overrides
     refining = given.pop("fnr", False)
     problems = [*refuse_keys(given, known, algorithm)]
-    given = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
-    given |= _spelled_choices(given, known)
-    values, wrong = _checked(schema.default_values(given, known) | given, options, known)
+    wanted = {key: value for key, value in given.items() if key in known and (refining or not key.startswith("fnr."))}
+    given = {key: known[key].spelled(value) for key, value in wanted.items()}
+    values, wrong = _checked(schema.default_values(given, known) | given, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
     for key, canonical in (("scenario", schema.canonical), ("client.class_weights", canonical_class_weights)):
@@ -133,19 +130,13 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
             values[key] = canonical(values[key])
         except ConfigError as error:
             problems.append(str(error))
-    if not problems:
-        values["clients"] = _num_clients(values, recipe, overrides)
+    chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
+    if not problems and not chosen and schema.counts_clients(values["scenario"]):
+        values["clients"] = 0
     config = _typed(values, refining)
-    problems += refuse_config(config, known)
-    if problems:
+    if problems := [*problems, *refuse_config(config, known)]:
         raise ConfigError(" ".join(problems))
     return config
-
-
-def _num_clients(values: FlatValues, recipe: FlatValues, overrides: FlatValues) -> int:
-    """Return the number of clients; 0 where the scenario counts them and no number was typed for it."""
-    chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
-    return 0 if schema.counts_clients(values["scenario"]) and not chosen else int(values["clients"])
 
 
 def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValues]:
@@ -161,53 +152,45 @@ def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValu
     return algorithm, recipe
 
 
-def _checked(values: FlatValues, options: dict[str, Option], known: dict[str, Key]) -> tuple[FlatValues, list[str]]:
+def _checked(values: FlatValues, known: Mapping[str, Key]) -> tuple[FlatValues, list[str]]:
     """(the values as their types have them, a sentence for each that is wrong)."""
     right: FlatValues = {}
     wrong: list[str] = []
-    for name, option in options.items():
+    for name, value in values.items():
         try:
-            value = values[name]
-            right[name] = value if isinstance(value, PassedLabel) else checked(option, value)
+            right[name] = known[name].checked(value)
         except ValidationError:
-            wrong.append(refuse_value(known[name], values[name]))
+            wrong.append(refuse_value(known[name], value))
     return right, wrong
 
 
 def _typed(values: FlatValues, refining: bool) -> RunConfig:
     """Return checked values as the objects that use them."""
     tree = nest(values)
-    method = tree.pop("algorithm")
-    sections = {name: cls(**tree.pop(name)) for name, cls in schema.section_classes().items() if name != "algorithm"}
-    if not refining:
-        sections["fnr"] = None
-    return schema.RunConfig(**tree, **sections, algorithm=MethodOptions(name=method.pop("name"), options=method))
-
-
-def _spelled_choices(given: FlatValues, known: dict[str, Key]) -> FlatValues:
-    """Return the words that are one of a few choices, as the choice is written."""
-    words = {key: value for key, value in given.items() if isinstance(value, str) and known[key].choices}
-    return {key: as_known(word, known[key].choices) for key, word in words.items()}
+    method = tree["algorithm"]
+    sections = {name: cls(**tree[name]) for name, cls in schema.section_classes().items() if name != "algorithm"}
+    sections |= {"algorithm": MethodOptions(name=method.pop("name"), options=method)}
+    return schema.RunConfig(**tree | sections | ({} if refining else {"fnr": None}))
 
 
 def _spelled(flat: FlatValues) -> FlatValues:
     """Return the values with names as the tables have them: FedAvg, ResNet18 and cifar-10 are known names."""
-    tables = {
-        "algorithm.name": [*registry.algorithms(), "fnr"],
-        "algorithm.inner": registry.algorithms(),
+    tables: dict[str, Iterable[str]] = {
+        "algorithm.name": [*registry.method_names(), "fnr"],
+        "algorithm.inner": registry.method_names(),
         "engine.name": registry.ENGINES,
         "public.source": ["train", "test"],
         "dataset.name": registry.DATASETS,
         "model.name": registry.MODELS,
     }
     spelled = dict(flat)
-    for key, known in tables.items():
-        word = flat.get(key)
+    for key in tables.keys() & flat.keys():
+        word = flat[key]
         if not isinstance(word, str) or isinstance(word, PassedLabel):
             continue
         if key == "model.name":  # perhaps with options
             name, bracket, rest = word.partition("(")
-            spelled[key] = as_known(name.strip(), known) + bracket + rest
+            spelled[key] = as_known(name.strip(), tables[key]) + bracket + rest
         elif not (is_own_data(word) if key in ("dataset.name", "public.source") else ":" in word):
-            spelled[key] = as_known(word, known)
+            spelled[key] = as_known(word, tables[key])
     return spelled

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import Field
 
 from fnrfl.config import registry
-from fnrfl.config.keys import Key, checked, keys_of, keys_of_method
+from fnrfl.config.keys import Key
 from fnrfl.config.typed import FlatValues, flatten, toml
 from fnrfl.core.options import NetworkOptions, Option, Value, option, options_of, values_of
 from fnrfl.core.training import ClientOptions, FnrOptions
@@ -170,29 +170,27 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """The values as a tree of plain values, for JSON."""
-        tree = values_of(self)
-        for name in section_classes():
-            section = getattr(self, name)
-            tree[name] = None if section is None else values_of(section)
-        return tree | {"algorithm": asdict(self.algorithm)}
+        sections = {name: getattr(self, name) for name in section_classes()}
+        tree = {name: None if section is None else values_of(section) for name, section in sections.items()}
+        return values_of(self) | tree | {"algorithm": asdict(self.algorithm)}
 
     def to_toml(self) -> str:
         """The whole config as text that runs as it is."""
-        tree = self._tree()
-        text = "".join(f"{key} = {toml(value)}\n" for key, value in tree.items() if not isinstance(value, dict))
-        for section, values in tree.items():
-            if isinstance(values, dict):
-                text += f"\n[{section}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in values.items())
-        return text
+        text, sections = "", ""
+        for name, value in self._tree().items():
+            if isinstance(value, dict):
+                sections += f"\n[{name}]\n" + "".join(f"{key} = {toml(one)}\n" for key, one in value.items())
+            else:
+                text += f"{name} = {toml(value)}\n"
+        return text + sections
 
     def flat(self) -> FlatValues:
         """The values by full key, and under "fnr" whether refinement is on."""
         return flatten(self._tree(), text_keys())
 
     def _tree(self) -> dict[str, Any]:
-        tree = self.as_dict()
-        method = {"name": self.algorithm.name, **self.algorithm.options}
-        return tree | {"algorithm": method, "fnr": tree["fnr"] or "off"}
+        tree, method = self.as_dict(), self.algorithm
+        return tree | {"algorithm": {"name": method.name, **method.options}, "fnr": tree["fnr"] or "off"}
 
 
 # -- the protocol of the paper -----------------------------------------------------------------------------------------
@@ -255,44 +253,42 @@ def section_classes() -> dict[str, type]:
 
 
 @cache
-def options_by_key(method: tuple[Option, ...] = ()) -> dict[str, Option]:
-    """Everything that can be set for a run, by full key; `method` are the options of its method."""
-    options = {option.name: option for option in options_of(RunConfig)}
+def keys_by_name(method: tuple[Option, ...] = ()) -> dict[str, Key]:
+    """Everything that can be set for a run, by full name; `method` are the options of its method."""
+    known = {option.name: Key.of(option.name, option) for option in options_of(RunConfig)}
     for section, cls in section_classes().items():
         inside = (*options_of(cls), *(method if section == "algorithm" else ()))
-        options |= {f"{section}.{option.name}": option for option in inside}
-    return options
+        known |= {name: Key.of(name, option) for option in inside for name in [f"{section}.{option.name}"]}
+    return known
 
 
 @cache
 def text_keys() -> frozenset[str]:
     """Keys whose values are text, whatever they look like."""
-    return frozenset(key for key, option in options_by_key().items() if option.type is str)
+    return frozenset(name for name, key in keys_by_name().items() if key.type is str)
 
 
 @cache
 def introduced(algorithm: str) -> FlatValues:
     """The value that each key was introduced with; options of a user's own method have none."""
-    options = options_by_key(() if ":" in algorithm else registry.options(algorithm))  # of one that was given: none
-    first = {key: option.default for key, option in options.items()}
+    known = keys_by_name(() if ":" in algorithm else registry.options(algorithm))  # of one that was given: none
+    first = {name: key.default for name, key in known.items()}
     first |= FIRST_DEFAULTS.get("", {}) | FIRST_DEFAULTS.get(algorithm, {})
-    values: FlatValues = {key: checked(options[key], value) for key, value in first.items()}
+    values: FlatValues = {name: known[name].checked(value) for name, value in first.items()}
     return values | {"fnr": False, "scenario": canonical(values["scenario"])}
 
 
 def describe_keys() -> tuple[Key, ...]:
     """Every key there is, those of all methods included."""
-    common = keys_of(options_by_key())
-    methods = [
-        replace(key, meaning=f"{entry.name}: {key.meaning}", method=entry.name)
-        for entry in registry.methods()
-        for key in keys_of_method(entry.options).values()
-    ]
-    switch = Key(
-        "fnr", '"off" | "on"', "off", "", "refine the weakest clients; any key of [fnr] turns it on", "off or on"
-    )
-    refinement = [key for name, key in common.items() if name.startswith("fnr.")]
-    return (*(key for key in common.values() if key not in refinement), *methods, switch, *refinement)
+    switch = Key("fnr", Literal["off", "on"], "off", "refine the weakest clients; any key of [fnr] turns it on")
+    refinement = [key for name, key in keys_by_name().items() if name.startswith("fnr.")]
+    methods = (key for entry in registry.methods() for key in keys_of_method(entry.name, entry.options))
+    return (*(key for key in keys_by_name().values() if key not in refinement), *methods, switch, *refinement)
+
+
+def keys_of_method(method: str, options: Iterable[Option]) -> list[Key]:
+    """The keys that stand for the options of a method."""
+    return [Key.of(f"algorithm.{option.name}", option, method) for option in options]
 
 
 def canonical(scenario: str) -> str:

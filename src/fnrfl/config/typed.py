@@ -10,8 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Value
 
@@ -60,10 +58,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     """TOML, with numbers as they were written."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"), parse_float=lambda written: Typed(float(written), written))
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError as error:  # a whole number with thousands of digits
-        raise tomllib.TOMLDecodeError(str(error)) from error
+    except (ValueError, RecursionError) as error:  # a whole number may have thousands of digits
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise tomllib.TOMLDecodeError(reason) from error
 
 
 def flatten(tree: Mapping[str, object], text_keys: Collection[str] = (), prefix: str = "") -> FlatValues:
@@ -116,31 +113,33 @@ def _read_value(text: str) -> object:
     """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
     try:
         read = parse_toml(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except tomllib.TOMLDecodeError:
         return text
-    if len(read) != 1:
-        return text
-    value = read["value"]
+    value = read["value"] if len(read) == 1 else text
     return value if isinstance(value, str | Mapping | Typed) else Typed(value, text)
 
 
 def _settled(value: object, is_text: bool) -> object:
     """What a key gets: text as it was typed if the key is text, else the value; of Python's values the plain ones."""
-    if isinstance(value, Typed):
-        return value.text if is_text else _plain(value.value)
+    if is_text and isinstance(value, Typed):
+        return value.text
     plain = _plain(value)
-    if is_text and isinstance(plain, list | tuple) and all(isinstance(one, int | float) for one in plain):
+    if not is_text or isinstance(plain, bool):
+        return plain
+    if isinstance(plain, list | tuple) and all(isinstance(one, int | float) for one in plain):
         return ", ".join(map(str, plain))  # class weights
-    return str(plain) if is_text and isinstance(plain, int | float) and not isinstance(plain, bool) else plain
+    return str(plain) if isinstance(plain, int | float) else plain
 
 
 def _plain(value: object) -> object:
     """Paths as text and numpy's numbers as Python's, for callers from Python; lists without how they were written."""
+    if isinstance(value, Typed):
+        return _plain(value.value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list):
-        return [_plain(one.value if isinstance(one, Typed) else one) for one in value]
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _switch(value: object) -> bool:
@@ -149,8 +148,8 @@ def _switch(value: object) -> bool:
         return True
     word = value.text if isinstance(value, Typed) else str(value)
     if word.lower() not in SWITCH:
-        shown = value.text if isinstance(value, Typed) else show_value(value)
-        raise ConfigError(f'fnr = {shortened(shown)} is not allowed: it must be "on", "off" or a section.')
+        shown = shortened(word) if isinstance(value, Typed) else show_value(value)
+        raise ConfigError(f'fnr = {shown} is not allowed: it must be "on", "off" or a section.')
     return SWITCH[word.lower()]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 
 from fnrfl.algorithms.parts.norms import norm_differences, norm_targets, num_peers, weakest
-from fnrfl.config.keys import checked, keys_of
+from fnrfl.config.keys import Key
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.options import options_of
 from fnrfl.core.training import BatchNormMode, FnrOptions, Training
@@ -45,11 +45,12 @@ class RefinementTerms:
     batchnorm: BatchNormMode
 
     def __post_init__(self) -> None:
-        for name, key in keys_of({name: _OPTIONS[name] for name in vars(self)}).items():
+        for name, value in vars(self).items():
+            key = Key.of(name, _OPTIONS[name])
             try:
-                checked(_OPTIONS[name], getattr(self, name))
+                key.checked(value)
             except ValueError as error:
-                raise ConfigError(f"{name} = {getattr(self, name)!r} is not allowed: it must be {key.rule}.") from error
+                raise ConfigError(f"{name} = {value!r} is not allowed: it must be {key.rule}.") from error
 
 
 @dataclass(frozen=True)
