@@ -52,16 +52,20 @@ def digits(*words: str) -> RunConfig:
     return load_config("digits", [*DIGITS, *words])
 
 
+def four(*order: int) -> list[NodeConfig]:
+    return [NodeConfig(data="digits", partition=k) for k in order or range(4)]
+
+
 def both(config: RunConfig, nodes: Sequence[NodeConfig]) -> tuple[Built, list[BuiltNode]]:
     """The simulator's run, and the clients that nodes make of what is sent to them."""
     simulated = build(config)
     return simulated, clients_of(agree(config, nodes), nodes, simulated.scaling)
 
 
-def trained(trainer: Trainer, client: int, training: Training, memory: Any, data: Data) -> list[torch.Tensor]:
+def trained(trainer: Trainer, client: int, training: Training, memory: Any) -> list[torch.Tensor]:
     """All tensors of what a client replies, and of what it then remembers and holds."""
     clients = KeptClients(trainer, ClientStore(memory), ClientStore({}))
-    task = LocalTask(Objective(), "local", trainer.initial, data=data, hold_model=True)
+    task = LocalTask(Objective(), "local", trainer.initial, hold_model=True)
     (reply,) = clients.train(TrainRequest([client], 1, task, training, [training.epochs]))
     return leaves([vars(reply.replies), clients.memory.get(client), clients.held_model(client)])
 
@@ -89,8 +93,8 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     assert torch.equal(simulated.pool.class_counts(client), node.parts.pool.class_counts(client))
     memory = simulated.algorithm.client_state(simulated.net)
     assert all(map(torch.equal, leaves(memory), leaves(node.participant.birth)))
-    one = trained(simulated.engine.server, client, training, memory, "private")
-    other = trained(node.participant.trainer, client, training, node.participant.birth, "private")
+    one = trained(simulated.engine.server, client, training, memory)
+    other = trained(node.participant.trainer, client, training, node.participant.birth)
     assert len(one) == len(other) and all(map(torch.equal, one, other))
 
 
@@ -104,8 +108,7 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     ],
 )
 def test_a_node_has_the_client_of_the_simulator_to_the_bit(words: tuple[str, ...]) -> None:
-    config = digits(*words)
-    simulated, nodes = both(config, [NodeConfig(data="digits", partition=k) for k in (2, 0, 3, 1)])
+    simulated, nodes = both(digits(*words), four(2, 0, 3, 1))
     assert [node.client for node in nodes] == [0, 1, 2, 3]
     for node in nodes:
         assert_same_client(simulated, node)
@@ -130,7 +133,7 @@ def test_a_node_takes_its_own_copies_of_data_split_and_public_data() -> None:
 
 
 def test_a_pool_answers_for_its_own_client_alone() -> None:
-    simulated, (node, *_) = both(digits(), [NodeConfig(data="digits", partition=k) for k in range(4)])
+    simulated, (node, *_) = both(digits(), four())
     pool, stream = node.parts.pool, lambda name: generator(0, name)
     assert len(pool.take("private", torch.arange(int(pool.examples[0])))[1]) == len(pool._parts["private"][1])
     for client, who in ((1, "client 1"), (-1, "the clients")):
@@ -146,8 +149,7 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
 
 def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
     config = digits("dataset.scale=standard", f"scenario={SKEWED}")
-    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    parts, node = gather_parts(config), clients_of(agree(config, nodes), nodes)[3]
+    parts, node = gather_parts(config), clients_of(agree(config, four()), four())[3]
     probe: Probe = InputMoments()
     ask = MeasureRequest([3], 0, probe, "private")
     whole = replace(parts, pool=parts.pool.in_type(torch.float64))
@@ -281,17 +283,14 @@ def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
 
 
 def test_data_that_changed_after_the_first_message_is_refused() -> None:
-    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = agree(digits(), nodes)
-    changed = replace(met, agreement=replace(met.agreement, data="other"))
+    met = agree(digits(), four())
     with pytest.raises(CompatibilityError, match="partition = 0 has other data"):
-        clients_of(changed, nodes)
+        clients_of(replace(met, agreement=replace(met.agreement, data="other")), four())
 
 
 def test_the_server_of_a_network_uses_no_private_example() -> None:
     """Also where it could, as in an experiment."""
-    nodes = [NodeConfig(data="digits", partition=k) for k in range(4)]
-    met = agree(digits("algorithm=centralised", "engine=loop"), nodes)
+    met = agree(digits("algorithm=centralised", "engine=loop"), four())
     engine = build_engine(met.parts, None)
     with pytest.raises(CompatibilityError, match="private examples of the clients are not on this machine"):
         met.parts.algorithm.round(met.parts.algorithm.init(met.parts.net), torch.arange(4), engine)

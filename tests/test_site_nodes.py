@@ -38,7 +38,7 @@ from fnrfl.runs.predict import evaluate
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.run_files import verify
 from fnrfl.runs.setup.build import Built, build
-from node_services import agree, clients_of, content, over_network, sent
+from node_services import ServiceNetwork, agree, clients_of, content, describe, over_network, sent
 from settings import with_keys
 from test_nodes import assert_same_client, same
 from test_sites import SITES, write_csv, write_images, write_layout
@@ -438,31 +438,18 @@ def test_sites_that_cannot_be_told_apart_are_refused(sites: list[SiteFacts], wor
         agree_on_sites(sites, Reading())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["public.source=train", "public.size=0.1"], "public.source = .train."),
-        (["public.source=test", "protocol=paper"], "public.source = .test."),
-        (["validation.size=0.1"], "validation.size = 0.1"),
-        (["scenario=iid", "clients=2"], "scenario = 'iid'"),
-        (["dataset.client=ward"], "dataset.client = 'ward'"),
-    ],
-)
-def test_a_recipe_that_sites_cannot_follow_is_refused(words: list[str], said: str) -> None:
-    write_gaps()
-    node = NodeConfig(data="data/Aachen.csv", name="Aachen", public="public.csv")
-    with pytest.raises(FnrflError, match=said):
-        agree(recipe("public.source=public.csv", *words), [node], "test.csv")
-
-
 def test_all_that_sites_cannot_follow_is_named_at_once() -> None:
-    write_gaps()
+    _, (node, *_) = with_gaps()
     words = ["public.source=train", "public.size=0.1", "validation.size=0.1", "scenario=iid", "clients=2"]
     with pytest.raises(CompatibilityError) as refused:
         refuse_what_sites_cannot(recipe(*words, "dataset.client=ward"), "")
     said = str(refused.value)
     assert all(word in said for word in ("scenario", "public.source", "dataset.client", "validation.size", "--test"))
     refuse_what_sites_cannot(recipe("public.source=public.csv"), "test.csv")
+    for word in ("public.source=test", "validation.size=0.1"):  # a node refuses it, too
+        text = recipe("public.source=public.csv", "protocol=paper", word).to_toml()
+        answer = content(ServiceNetwork([node]).carry(0, describe(text)))
+        assert word.partition("=")[0] in answer.reason
     with pytest.raises(CompatibilityError) as refused:  # public.size = 0 is no way out for a method that learns from it
         refuse_what_sites_cannot(recipe("public.source=train", "public.size=0.1", "fnr=on"))
     assert "public.source" in str(refused.value) and "public.size = 0" not in str(refused.value)

@@ -238,6 +238,7 @@ def agree_on_sites(facts: Sequence[SiteFacts], reading: Reading) -> Agreement:
 
 
 def _schema(sites: Sequence[Described], reading: Reading) -> Schema:
+    """Return what the data of all is like, in the order of the clients."""
     _refuse_unlike(sites, lambda one: one.kind, "brings {}", "all must bring the same kind. Convert one of them")
     tested = any(mine.tested for _, mine in sites)
     if sites[0][1].kind != "table":

@@ -26,7 +26,6 @@ from fnrfl.data.scenarios import Natural
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.federation.agreement import (
     Agreement,
-    Schema,
     SiteFacts,
     SiteHolding,
     agree_on_experiment,
@@ -180,7 +179,12 @@ def stand_in(agreement: Agreement, test: str, reading: Reading) -> Dataset:
     """
     assert (schema := agreement.schema) is not None
     count, dtype = sum(agreement.sizes), getattr(torch, schema.dtype)
-    part = _test_part(test, schema, reading)
+    source = read_source(test, Expected(schema.columns, colour=schema.colour, whose="the sites"), reading)
+    if len(read := list(source.raw.parts.values())) == 1:  # of which nothing is set aside
+        source = replace(source, raw=replace(source.raw, parts={"train": read[0], "test": read[0]}))
+    data = source.dataset()
+    whole = data if len(read) == 2 else replace(data, test=data.test.take(torch.arange(0)))
+    part = both_parts(whole, schema.classes, f"The server's test set {test}")
     if tuple(part.x.shape[1:]) != schema.input_shape or (part.x.dtype == torch.uint8) != (dtype == torch.uint8):
         raise CompatibilityError(
             f"The server's test set {test} has examples of {str(part.x.dtype).removeprefix('torch.')}"
@@ -193,16 +197,6 @@ def stand_in(agreement: Agreement, test: str, reading: Reading) -> Dataset:
     train = Part(x, torch.empty(count, dtype=torch.int64, device="meta"))
     whose, columns = "each site's own machine", schema.columns
     return Dataset("the sites' data", train, part, schema.classes, whose, agreement.data, columns=columns)
-
-
-def _test_part(path: str, schema: Schema, reading: Reading) -> Part:
-    """Read all examples of a test set, of which none are set aside."""
-    source = read_source(path, Expected(schema.columns, colour=schema.colour, whose="the sites"), reading)
-    if len(parts := list(source.raw.parts.values())) == 1:
-        source = replace(source, raw=replace(source.raw, parts={"train": parts[0], "test": parts[0]}))
-    data = source.dataset()
-    whole = data if len(parts) == 2 else replace(data, test=data.test.take(torch.arange(0)))
-    return both_parts(whole, schema.classes, f"The server's test set {path}")
 
 
 def partition_elsewhere(agreement: Agreement, counts: Ints, config: RunConfig) -> Partition:

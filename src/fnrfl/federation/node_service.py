@@ -99,9 +99,14 @@ class NodeService:
         if self.config.partition is None:
             refuse_what_sites_cannot(recipe)
         with kept_at_the_site(self.config):
-            if agreement is None:
-                return as_plain(describe_node(recipe, self.config))
-            return as_plain(Site.of(recipe, self.config, agreement).holding)
+            if agreement is not None:
+                return as_plain(Site.of(recipe, self.config, agreement).holding)
+            name, partition = self.config.name.strip(), self.config.partition
+            if partition is None:
+                return as_plain(SiteFacts(name, versions(), schema=describe_site(self.config, reading_of(recipe))))
+            parts = _experiment(recipe, self.config)
+            hashes = (parts.dataset.checksum, split_hash(parts))
+            return as_plain(SiteFacts(str(partition), versions(), partition, *hashes))
 
     def _keep(self, run: str, recipe: str, agreement: Agreement) -> None:
         """Write what was agreed on for a run, and later how its inputs are scaled; nothing else of it may change."""
@@ -172,17 +177,6 @@ def recipe_at_node(text: str, node: NodeConfig) -> RunConfig:
         own |= {key: getattr(node, copy)} if needed else {}
     allowed = frozenset(split_names(node.code))
     return loads(text, own, origin="The server's recipe", of_run=True, listed_code=allowed)
-
-
-# -- what a node tells -------------------------------------------------------------------------------------------------
-
-
-def describe_node(recipe: RunConfig, node: NodeConfig) -> SiteFacts:
-    """Return what a node tells the server first; `recipe` is the one at this node."""
-    if node.partition is not None:
-        parts = _experiment(recipe, node)
-        return SiteFacts(str(node.partition), versions(), node.partition, parts.dataset.checksum, split_hash(parts))
-    return SiteFacts(node.name.strip(), versions(), schema=describe_site(node, reading_of(recipe)))
 
 
 @contextmanager

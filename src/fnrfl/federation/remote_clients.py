@@ -208,7 +208,11 @@ class RemoteClients:
     ) -> tuple[dict[int, NodeReply], dict[int, str]]:
         """Return the replies that count, and why other clients have none."""
         self._number += 1
-        waiting = {client: self._written(client, request, phase) for client, request in requests.items()}
+        waiting = {}
+        for client, request in requests.items():
+            where = (self.run, next(self._ids), client, self._round, self._number, phase)
+            memory, kept = self.memory.versions.get(client), self.memory.at_start.get(client)
+            waiting[client] = NodeRequest(*where, request, memory, kept, self._held.get(client))
         missing, replies = dict.fromkeys(waiting, "it has not answered in time."), dict[int, NodeReply]()
         for attempt in count():
             sent = {client: to_bytes(one) for client, one in waiting.items()}
@@ -227,11 +231,6 @@ class RemoteClients:
                 break
             time.sleep(PAUSE)
         return replies, missing
-
-    def _written(self, client: int, request: Any, phase: str) -> NodeRequest:
-        memory, kept = self.memory.versions.get(client), self.memory.at_start.get(client)
-        where = (self.run, next(self._ids), client, self._round, self._number, phase)
-        return NodeRequest(*where, request, memory, kept, self._held.get(client))
 
 
 def _each(request: TrainRequest | MeasureRequest) -> dict[int, Any]:

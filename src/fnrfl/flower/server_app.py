@@ -16,9 +16,9 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fnrfl.config import RunConfig, load
+from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
-from fnrfl.federation.handshake import Handshake, handshake
+from fnrfl.federation.handshake import handshake
 from fnrfl.flower.grid_network import GridNetwork
 from fnrfl.rundir import files
 from fnrfl.rundir.events import Event
@@ -49,10 +49,14 @@ def run_over(
     `test` is the server's own test set, where nodes bring data of their own. As many `nodes` are waited for; 0: as many
     as the recipe has clients.
     """
-    network = GridNetwork(grid)
-    recipe_words = [*shlex.split(overrides), "engine.name=flower"]
-    config = verify(Path(resume), trust=False).config if resume else load(recipe, recipe_words)
-    agreed = _agreed(network, config, test, nodes)
+    network, words = GridNetwork(grid), [*shlex.split(overrides), "engine.name=flower"]
+    config = verify(Path(resume), trust=False).config if resume else load(recipe, words)
+    if not (count := nodes or config.clients):
+        raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
+    network.labels = network.wait_for(count)
+    agreed = handshake(config, network, network.labels, test)
+    for line in agreed.agreement.shares:
+        print(line, flush=True)
     if resume:
         result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
     else:
@@ -63,16 +67,6 @@ def run_over(
     if result.run_dir is not None:
         files.write(result.run_dir / CARRIED, json.dumps(carried) + "\n")
     return result
-
-
-def _agreed(network: GridNetwork, config: RunConfig, test: str, nodes: int) -> Handshake:
-    """Wait for the nodes, and agree with them on data and columns."""
-    if not (count := nodes or config.clients):
-        raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
-    network.labels = network.wait_for(count)
-    agreed = handshake(config, network, network.labels, test)
-    print(*agreed.agreement.shares, sep="\n", end="\n" if agreed.agreement.shares else "", flush=True)
-    return agreed
 
 
 def _say(event: Event) -> None:
