@@ -293,8 +293,7 @@ def test_a_letter_with_very_many_tensors_for_an_id_is_refused_at_once() -> None:
 
 
 def test_a_recipe_that_takes_long_to_read_is_not_read() -> None:
-    began = time.process_time()
-    said = refusal(service(Path("runs").absolute()), "a." * 50_000 + "a = 1")
+    began, said = time.process_time(), refusal(service(), "a." * 50_000 + "a = 1")
     assert time.process_time() - began < 1 and "32,768 are the most" in said
 
 
@@ -364,9 +363,9 @@ def named(model: str) -> str:
     return digits().to_toml().replace('"mlp(hidden=8)"', f'"{model}"')
 
 
-def service(folder: Path, **values: Any) -> NodeService:
-    given = {"data": "digits", "partition": 0} | values
-    return NodeService(lambda: NodeConfig.from_values({k: v for k, v in given.items() if v is not None}), folder)
+def service(**values: Any) -> NodeService:
+    given = {k: v for k, v in ({"data": "digits", "partition": 0} | values).items() if v is not None}
+    return NodeService(lambda: NodeConfig.from_values(given), Path("runs").absolute())
 
 
 def refusal(node: NodeService, recipe: str) -> str:
@@ -376,7 +375,7 @@ def refusal(node: NodeService, recipe: str) -> str:
 def test_a_server_does_not_learn_which_modules_a_node_has() -> None:
     Path("here.py").write_text("raise RuntimeError('ran')\n")
     said = {
-        refusal(service(Path("runs").absolute()), named(name))
+        refusal(service(), named(name))
         for name in ("here:make", "nowhere:make", "json:loads", "this:d", "os.path:join", "here:make(hidden=3)")
     }
     assert len(said) == 1 and str(Path.cwd()) not in said.pop()
@@ -389,7 +388,7 @@ def test_no_error_at_a_node_quotes_its_data_code_or_paths(raised: str) -> None:
     Path("mine.py").write_text(f"def rows():\n    raise {raised}\n")
     whole, named = {"data": "mine:rows"}, {"data": "mine:rows", "name": "a", "partition": None}
     for values in (whole, {"data": "/srv/Meyer.csv"}, named):
-        said = refusal(service(Path("runs").absolute(), **values), digits().to_toml())
+        said = refusal(service(**values), digits().to_toml())
         assert "Meyer" not in said and str(Path.cwd()) not in said and "mine" not in said
 
 
@@ -414,7 +413,7 @@ def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
-    node, recipe = service(Path("runs").absolute(), keep_runs=3), digits()
+    node, recipe = service(keep_runs=3), digits()
     agreement = agree(recipe, four()).agreement
     for number in range(6):
         assert content(node.answer(begin(f"run-{number}", recipe.to_toml(), agreement))) == {}

@@ -134,19 +134,6 @@ def test_a_client_that_cannot_be_measured_is_not_refined(fault: str, tmp_path: P
     assert result.rounds[1]["norms"][result.rounds[1]["cohort"].index(client)] is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["dies-before", "dies-after", "hangs", "twice"])
-@pytest.mark.parametrize("method", ["scaffold", "fnr scaffold"])
-def test_asking_again_changes_no_bit(fault: str, method: str, tmp_path: Path) -> None:
-    chosen = config(method, "network.retries=2", "network.train_deadline=5", "network.measure_deadline=5")
-    chosen = with_keys(chosen, {"network.refine_deadline": 5.0})
-    result, network = over(chosen, tmp_path / "a", faults=dict.fromkeys(range(2, 40, 7), fault))
-    assert network.met and same(result, on_loop(chosen))
-    waits = with_keys(chosen, {"network.on_missing": "wait", "network.retries": 0})
-    result, _ = over(waits, tmp_path / "b", faults=dict.fromkeys(range(2, 40, 5), fault))
-    assert same(result, on_loop(chosen))
-
-
 def test_a_node_that_has_lost_its_memory_starts_anew_and_is_reported(tmp_path: Path) -> None:
     at = first_letter_of("local", "scaffold")
     result, network = over(config("scaffold"), tmp_path / "nodes", faults={at: "forgets"})
@@ -259,13 +246,15 @@ def schedules(draw: Any) -> dict[str, Any]:
     schedule=schedules(),
     method=st.sampled_from(["fedavg", "scaffold", "fnr fedavg"]),
     policy=st.sampled_from(["fail", "wait", "proceed"]),
+    retries=st.integers(0, 2),
 )
 def test_no_schedule_of_faults_hangs_or_gives_a_wrong_result_in_silence(
-    schedule: dict[str, Any], method: str, policy: str, tmp_path_factory: pytest.TempPathFactory
+    schedule: dict[str, Any], method: str, policy: str, retries: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("schedule")
     deadlines = [f"network.{phase}_deadline=5" for phase in ("train", "refine", "measure")]
-    chosen = with_keys(config(method, f"network.on_missing={policy}", *deadlines), {"engine.name": "flower"})
+    chosen = config(method, f"network.on_missing={policy}", *deadlines, f"network.retries={retries}")
+    chosen = with_keys(chosen, {"engine.name": "flower"})
     network = FakeNetwork(nodes_of(chosen, folder / "nodes"), **schedule)
     result = None
     go = lambda: run(chosen, out=folder / "run", network=network)  # noqa: E731

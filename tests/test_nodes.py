@@ -16,19 +16,17 @@ import torch
 from fnrfl.config import RunConfig, loads
 from fnrfl.config import load as load_config
 from fnrfl.core.algorithm import Objective
-from fnrfl.core.engine import Probe
 from fnrfl.core.errors import CompatibilityError, ConfigError, ShareableError
-from fnrfl.core.messages import MeasureRequest, TrainRequest
+from fnrfl.core.messages import TrainRequest
 from fnrfl.core.rng import generator
 from fnrfl.core.store import ClientStore
 from fnrfl.core.training import Training
 from fnrfl.core.trees import leaves
 from fnrfl.core.types import Data, LocalTask
 from fnrfl.data.batches import Pool
-from fnrfl.data.scaling import InputMoments
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.trainer import Trainer
-from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment, from_plain
+from fnrfl.federation.agreement import Agreement, SiteFacts, agree_on_experiment
 from fnrfl.federation.handshake import recipe_for_nodes
 from fnrfl.federation.node_config import NodeConfig, paths_beside
 from fnrfl.federation.node_service import recipe_at_node
@@ -98,15 +96,15 @@ def assert_same_client(simulated: Built, node: BuiltNode) -> None:
     assert len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (f"scenario={SKEWED}",),
-        (f"scenario={SKEWED[:-1]}, redraw=false)", "algorithm=scaffold", "dataset.scale=standard"),
-        ("scenario=quantity-dirichlet(0.5, min=5)", "algorithm=public-share", "fnr=on", "client.augment=none"),
-        ("scenario=iid", "algorithm=feddf", "public.ranking=0.3", "engine.precision=float64"),
-    ],
-)
+RECIPES = [
+    (f"scenario={SKEWED}",),
+    (f"scenario={SKEWED[:-1]}, redraw=false)", "algorithm=scaffold", "dataset.scale=standard"),
+    ("scenario=quantity-dirichlet(0.5, min=5)", "algorithm=public-share", "fnr=on", "client.augment=none"),
+    ("scenario=iid", "algorithm=feddf", "public.ranking=0.3", "engine.precision=float64"),
+]
+
+
+@pytest.mark.parametrize("words", RECIPES)
 def test_a_node_has_the_client_of_the_simulator_to_the_bit(words: tuple[str, ...]) -> None:
     simulated, nodes = both(digits(*words), four(2, 0, 3, 1))
     assert [node.client for node in nodes] == [0, 1, 2, 3]
@@ -145,19 +143,6 @@ def test_a_pool_answers_for_its_own_client_alone() -> None:
             with pytest.raises(CompatibilityError, match=f"private examples of {who} are not on this machine"):
                 ask()
     pool.plan(-1, "public", simulated.engine.training, stream)  # public data is everybody's
-
-
-def test_before_inputs_are_scaled_a_node_tells_the_sums_of_the_simulator() -> None:
-    config = digits("dataset.scale=standard", f"scenario={SKEWED}")
-    parts, node = gather_parts(config), clients_of(agree(config, four()), four())[3]
-    probe: Probe = InputMoments()
-    ask = MeasureRequest([3], 0, probe, "private")
-    whole = replace(parts, pool=parts.pool.in_type(torch.float64))
-    simulated = list(whole.pool.probe_batches(3, "private", lambda name: generator(config.seed, 0, 3, "measure", name)))
-    told = node.participant.trainer.measure(ask, lambda client: node.participant.trainer.initial)
-    expected = probe(None, simulated[0])  # type: ignore[arg-type]
-    assert len(simulated) == 1
-    assert all(torch.equal(told[name][0], expected[name]) for name in expected)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -229,19 +214,6 @@ def test_what_was_allowed_elsewhere_does_not_count_at_a_node(tmp_path: Path) -> 
     assert not list((tmp_path / "state").rglob("*.json"))  # nor is what a node allows remembered elsewhere
 
 
-def test_a_loader_of_the_nodes_own_configuration_runs_and_one_of_the_recipe_does_not() -> None:
-    whole = gather_parts(digits()).dataset
-    arrays = {"x_train": whole.train.x, "y_train": whole.train.y, "x_test": whole.test.x, "y_test": whole.test.y}
-    np.savez("whole.npz", **arrays)
-    Path("mine.py").write_text(
-        "import numpy as np\n\n\ndef rows():\n    d = np.load('whole.npz')\n"
-        "    return d['x_train'], d['y_train'], d['x_test'], d['y_test']\n"
-    )
-    config = digits("dataset=whole.npz", "clients=2", "dataset.scale=none")
-    simulated, nodes = both(config, [NodeConfig(data="mine:rows", partition=k) for k in range(2)])
-    assert_same_client(simulated, nodes[1])
-
-
 VERSIONS = {"fnrfl": "1", "torch": "2"}
 
 
@@ -274,12 +246,6 @@ def test_another_torch_is_a_notice_and_no_refusal() -> None:
     made = agreed(told(0), told(1, versions=VERSIONS | {"torch": "3"}))
     assert ["partition = 1 has 3" in notice for notice in made.notices] == [True]
     assert made == agreed(told(1), told(0)) and made.sites == ("0", "1")
-
-
-@pytest.mark.parametrize("values", [None, 3, {}, {"name": "a"}, {"name": 3, "versions": []}])
-def test_a_first_message_of_another_shape_is_refused(values: Any) -> None:
-    with pytest.raises(ConfigError, match="The first message of node 4 is not as it must be"):
-        from_plain(SiteFacts, values, "node 4")
 
 
 def test_data_that_changed_after_the_first_message_is_refused() -> None:

@@ -61,7 +61,7 @@ class GridNetwork(Network):
 
         Of nodes with partitions, those from 0 to count - 1 take part. Of nodes with names, no others may be there.
         """
-        begun = logged = time.monotonic()
+        logged = time.monotonic()
         while (labels := self._complete(count)) is None:
             self._heard_from()
             if self._doubled:
@@ -69,8 +69,7 @@ class GridNetwork(Network):
             self._ask_who([None])
             if time.monotonic() > logged + 30:
                 logged = time.monotonic()
-                there, seconds = len(self.nodes), logged - begun
-                log.warning("%d nodes are there (%s) after %.0f s; %d must be", there, self._names(), seconds, count)
+                log.warning("%s; %d must be there", self._there(), count)
             time.sleep(POLL_SECONDS)
         return labels
 
@@ -86,12 +85,12 @@ class GridNetwork(Network):
         if all(label.isdecimal() for label in self.nodes):
             return None  # some are of a larger experiment; those that are missing may still come
         raise ConfigError(
-            f"{len(self.nodes)} nodes are there ({self._names()}), and the run has {count}. Set clients in the "
-            "recipe, or nodes in the app's pyproject.toml, to their number, or stop those that shall not take part."
+            f"{self._there()}, and the run has {count}. Set clients in the recipe, or nodes in the app's "
+            "pyproject.toml, to their number, or stop those that shall not take part."
         )
 
-    def _names(self) -> str:
-        return ", ".join(map(printable, sorted(self.nodes)))
+    def _there(self) -> str:
+        return f"{len(self.nodes)} nodes are there ({', '.join(map(printable, sorted(self.nodes)))})"
 
     def _ask_who(self, owing: Sequence[Sending | None]) -> None:
         """Ask nodes which client they are: those that are new, if clients are sought, and those that owe a reply."""
@@ -123,29 +122,23 @@ class GridNetwork(Network):
             alive[asked.node] = asked.when
             known: Iterable[Any] = getattr(self.grid, "get_nodes", list)()  # where nodes have keys, under these names
             registered = next((str(one.name) for one in known if one.node_id == asked.node), "")
+            before = self.nodes.get(label)
             if registered not in ("", label):
                 self._silent[asked.node] = asked.when
                 log.warning("The node registered as %s says that it is %s", *map(printable, (registered, label)))
+            elif before is None or self._replaced.get(asked.node) != label:
+                self.nodes[label] = asked.node
+                if before is not None:  # which was stopped, unless it says so once more
+                    self._replaced[before] = label
+                    self._next_look = 0.0  # ask it now
             else:
-                self._found(label, asked)
+                self._silent[asked.node] = asked.when
+                way_out = "correct the partition or the name in the node.toml of one of them, or stop it."
+                doubled = f"Two nodes say that they are {printable(label)}. Each client has one node: {way_out}"
+                if doubled != self._doubled:
+                    log.warning(doubled)
+                self._doubled = doubled
         return alive
-
-    def _found(self, label: str, asked: Sending) -> None:
-        """Take a node that says that it is a client; another that said so was stopped, unless it says so once more."""
-        before = self.nodes.get(label)
-        if before is None or self._replaced.get(asked.node) != label:
-            self.nodes[label] = asked.node
-            if before is not None:
-                self._replaced[before] = label
-                self._next_look = 0.0  # ask it now
-            return
-        self._silent[asked.node] = asked.when
-        if not self._doubled:
-            self._doubled = (
-                f"Two nodes say that they are {printable(label)}. Each client has one node: correct the partition or "
-                "the name in the node.toml of one of them, or stop it."
-            )
-            log.warning(self._doubled)
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float | None) -> Iterator[tuple[int, bytes | str]]:
         """Send each client its request; yield replies as they come, until all are in or the seconds have passed.

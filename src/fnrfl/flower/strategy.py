@@ -232,7 +232,9 @@ class NormRound:
                 flower_log.warning("FNR: a second reply of node %d is ignored", node)
             else:
                 self.replies[node] = reply
-        self.replies = dict(sorted(self.replies.items(), key=lambda one: _sort_key(*one)))
+        number = {node: record_of(reply).get("client") for node, reply in self.replies.items()}
+        clients = {node: one if isinstance(one, int) else math.inf for node, one in number.items()}
+        self.replies = dict(sorted(self.replies.items(), key=lambda one: (clients[one[0]], one[0])))
         return [*self.replies.values(), *sorted(errors, key=lambda reply: reply.metadata.src_node_id)]
 
     def rank(self) -> None:
@@ -278,13 +280,11 @@ class NormRound:
         elif (record_of(reply).get("question"), record_of(reply).get("phase")) != (self.question, REFINE):
             flower_log.warning("FNR: a late reply of node %d is ignored", node)
         else:
-            trained = self.replies[node]
-            new = reply.content.array_records.get("arrays")
-            why = _unusable(new, trained.content.array_records[record_of(trained)["arrays"]])
-            if new is None or why:
-                self.failed[node] = one_line(why)
-            else:
-                self.refined[node] = new
+            trained, new = self.replies[node], reply.content.array_records.get("arrays")
+            try:
+                self.refined[node] = _checked(new, trained.content.array_records[record_of(trained)["arrays"]])
+            except FnrflError as error:
+                self.failed[node] = one_line(str(error))
 
     def finish(self) -> dict[str, float | int]:
         """Put refined models into the replies, and take the records out; nothing else changes. Return FNR's metrics."""
@@ -308,23 +308,18 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split())).rstrip(".")
 
 
-def _sort_key(node: int, reply: Message) -> tuple[bool, int, int]:
-    """Sort key of a reply: the client's number, where it has one, then the node."""
-    number = record_of(reply).get("client")
-    return (False, number, node) if isinstance(number, int) else (True, 0, node)
-
-
-def _unusable(refined: ArrayRecord | None, before: ArrayRecord) -> str:
-    """Return why a refined model cannot take the place of the one before; empty if it can."""
+def _checked(refined: ArrayRecord | None, before: ArrayRecord) -> ArrayRecord:
+    """Return a refined model that can take the place of the one before; raise why it cannot."""
     if refined is None or list(refined) != list(before):
-        return "its refined model has other arrays than the model before"
+        raise FnrflError("its refined model has other arrays than the model before")
     for name, array in before.items():
+        what = f"{name} of its refined model"
         try:
             new, old = refined[name].numpy(), array.numpy()
         except (ValueError, TypeError, EOFError) as error:  # bytes that are no array
-            return f"{name} of its refined model cannot be read: {error}"
+            raise FnrflError(f"{what} cannot be read: {error}") from None
         if new.shape != old.shape or new.dtype != old.dtype:
-            return f"{name} of its refined model is {new.dtype}{list(new.shape)}, not {old.dtype}{list(old.shape)}"
+            raise FnrflError(f"{what} is {new.dtype}{list(new.shape)}, not {old.dtype}{list(old.shape)}")
         if (~np.isfinite(new) & np.isfinite(old)).any():  # a buffer may be infinite from the start, such as a mask
-            return f"{name} of its refined model is not finite"
-    return ""
+            raise FnrflError(f"{what} is not finite")
+    return refined
