@@ -136,19 +136,14 @@ def played(strategy: Any, grid: DirectGrid, rounds: int = 2, module: type[nn.Mod
         return strategy.start(grid, start(module), num_rounds=rounds, timeout=9.0)
 
 
-INNER: dict[str, Callable[..., Any]] = {
-    "FedAvg": flower.FedAvg,
-    "FedProx": lambda **options: flower.FedProx(proximal_mu=0.1, **options),
-    "FedAvgM": lambda **options: flower.FedAvgM(server_momentum=0.5, **options),
-    "FedAdam": flower.FedAdam,
-    "FedAdagrad": flower.FedAdagrad,
-    "FedYogi": flower.FedYogi,
-    "FedMedian": flower.FedMedian,
-    "FedTrimmedAvg": flower.FedTrimmedAvg,
-    "Krum": lambda **options: flower.Krum(num_malicious_nodes=1, **options),
-    "MultiKrum": lambda **options: flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3, **options),
-    "Bulyan": lambda **options: flower.Bulyan(num_malicious_nodes=0, **options),
-    "QFedAvg": lambda **options: flower.QFedAvg(client_learning_rate=0.1, **options),
+PLAIN = ("FedAvg", "FedAdam", "FedAdagrad", "FedYogi", "FedMedian", "FedTrimmedAvg")
+INNER: dict[str, dict[str, Any]] = dict.fromkeys(PLAIN, {}) | {
+    "FedProx": {"proximal_mu": 0.1},
+    "FedAvgM": {"server_momentum": 0.5},
+    "Krum": {"num_malicious_nodes": 1},
+    "MultiKrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 3},
+    "Bulyan": {"num_malicious_nodes": 0},
+    "QFedAvg": {"client_learning_rate": 0.1},
 }
 
 
@@ -270,7 +265,8 @@ def test_a_round_is_the_packages_fnr_around_fedavg(options: Any, dtype: torch.dt
 def test_it_goes_around_every_strategy_and_refining_nobody_is_the_strategy_inside_bit_for_bit(name: str) -> None:
     without, with_mod, module = apps(name)
     grids = [grid_of(without), *(grid_of(with_mod) for _ in range(2))]
-    strategies = [INNER[name](), FeatureNormStrategy(INNER[name](), share=0.0), fnr(INNER[name](), lr=0.05)]
+    one, two, three = (getattr(flower, name)(**INNER[name]) for _ in range(3))
+    strategies = [one, fnr(two, share=0.0), fnr(three, lr=0.05)]
     bare, idle, refined = (played(one, grid, module=module) for one, grid in zip(strategies, grids, strict=True))
     assert [len(orders(grid)) for grid in grids] == [0, 0, 4]  # two of five in each of two rounds
     assert {k: v.data for k, v in bare.arrays.items()} == {k: v.data for k, v in idle.arrays.items()}
@@ -735,12 +731,8 @@ def test_a_node_that_left_is_not_waited_for() -> None:
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 
-PRIVATE: dict[str, Callable[[Any], Any]] = {
-    f"DifferentialPrivacy{side}Side{kind}Clipping": functools.partial(
-        lambda name, options, strategy: getattr(flower, name)(strategy, **options),
-        f"DifferentialPrivacy{side}Side{kind}Clipping",
-        {"noise_multiplier": 1.0, "num_sampled_clients": 50} | options,
-    )
+PRIVATE: dict[str, dict[str, Any]] = {
+    f"DifferentialPrivacy{side}Side{kind}Clipping": {"noise_multiplier": 1.0, "num_sampled_clients": 50} | options
     for side in ("Server", "Client")
     for kind, options in {"Fixed": {"clipping_norm": 1.0}, "Adaptive": {}}.items()
 }
@@ -756,7 +748,7 @@ class Logged(flower.FedAvg):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_differential_privacy_is_refused_inside_and_outside_before_a_message_is_sent(name: str) -> None:
-    private, grid = PRIVATE[name], grid_of()
+    private, grid = (lambda strategy: getattr(flower, name)(strategy, **PRIVATE[name])), grid_of()
     for inner in (private(flower.FedAvg()), Logged(Logged(private(flower.FedAvg())))):
         with pytest.raises(CompatibilityError, match=f"FNR cannot go together with {name}: .* would not hold"):
             FeatureNormStrategy(inner)
