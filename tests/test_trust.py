@@ -379,7 +379,7 @@ def test_installed_and_built_in_modules_are_known_by_their_own_source(monkeypatc
         "os": "the module os, a part of Python",
         "subprocess": "subprocess.py",
         "numpy.linalg": "linalg",
-        "fnrfl.models.small": "small.py",
+        "fnrfl.models.networks": "networks.py",
     }.items():
         source = usercode.find_source(module)
         assert source is not None and place in source.place

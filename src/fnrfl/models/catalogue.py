@@ -12,9 +12,7 @@ from torch import nn
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import did_you_mean
-from fnrfl.models.resnet import resnet18, resnet50
-from fnrfl.models.small import cnn, mlp, simple_cnn
-from fnrfl.models.vgg import VGG11
+from fnrfl.models.networks import VGG11, cnn, mlp, resnet18, resnet50, simple_cnn
 from fnrfl.process import parser_lock
 
 Factory = Callable[..., nn.Module]
@@ -46,10 +44,20 @@ def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int, facto
         return _build_own(spec, factory, data, {})
     name, options = _parse_spec(spec)
     if ":" in name:
-        return _build_own(spec, _own_factory(name), data, options)
-    named = _named_factory(name)
-    _check_options(spec, named, options)
-    return named(**data, **options)
+        made = usercode.fetch(f"Model {name!r}", usercode.target("model.name", name))
+        if isinstance(made, nn.Module) or not callable(made):
+            raise ConfigError(
+                f"Model {name!r} is an object of type {type(made).__name__}. Name a function that returns the "
+                "nn.Module, or its class, so that every run starts from its own weights."
+            )
+        return _build_own(spec, made, data, options)
+    if name not in MODELS:
+        raise ConfigError(
+            f"Model {name!r} is unknown.{did_you_mean(name, MODELS)} "
+            f'The models are {", ".join(MODELS)}; one of your own is "module:function".'
+        )
+    _check_options(spec, MODELS[name], options)
+    return MODELS[name](**data, **options)
 
 
 def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:
@@ -80,26 +88,6 @@ def _option_value(node: ast.expr) -> object:
     if isinstance(node, ast.Name):
         return {"true": True, "false": False}.get(node.id, node.id)
     return ast.literal_eval(node)
-
-
-def _named_factory(name: str) -> Factory:
-    if name not in MODELS:
-        raise ConfigError(
-            f"Model {name!r} is unknown.{did_you_mean(name, MODELS)} "
-            f'The models are {", ".join(MODELS)}; one of your own is "module:function".'
-        )
-    return MODELS[name]
-
-
-def _own_factory(name: str) -> Factory:
-    """The function or class behind `module:name`."""
-    factory = usercode.fetch(f"Model {name!r}", usercode.target("model.name", name))
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise ConfigError(
-            f"Model {name!r} is an object of type {type(factory).__name__}. "
-            "Name a function that returns the nn.Module, or its class, so that every run starts from its own weights."
-        )
-    return factory
 
 
 def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> None:

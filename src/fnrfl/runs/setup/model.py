@@ -13,10 +13,11 @@ from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.modules import unwrapped, whole
 from fnrfl.core.net import Net
 from fnrfl.core.rng import seeded
+from fnrfl.core.trees import Tree, under
+from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.batches import check_fits
 from fnrfl.data.partition.views import Splits
 from fnrfl.models.catalogue import build_model
-from fnrfl.models.first_weights import put_first_weights
 from fnrfl.runs.error_context import model_errors
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.setup.method import build_algorithm
@@ -53,7 +54,7 @@ def build_net(
         first = example if tokens else example.float()
         module = whole(module, first)
         if config.model.init != "seed" and not (trained and all(p.requires_grad for p in module.parameters())):
-            put_first_weights(module, passed.find("init", config.model.init), config.model.name)
+            _put_first_weights(module, passed.find("init", config.model.init), config.model.name)
         module = algorithm.adapt(module, first).to(dtype)
         example = example if tokens else example.to(dtype)
         try:
@@ -108,6 +109,39 @@ def _takes(module: nn.Module, example: Tensor) -> bool:
     except Exception:  # a user's model may raise anything
         return False
     return True
+
+
+def _put_first_weights(module: nn.Module, weights: Tree, model: str) -> None:
+    """Load weights into a module that has exactly these names and shapes.
+
+    The input scale of a trained model is left out: the clients of this run compute another.
+    """
+    weights = _without_wrappers(weights, module)
+    if not hasattr(module, INPUT_SCALE) and under(INPUT_SCALE, weights):
+        rest = {name: one for name, one in weights.items() if not name.startswith(f"{INPUT_SCALE}.")}
+        inside = under("model", rest)  # an exported model has the module under this name
+        weights = _without_wrappers(inside if len(inside) == len(rest) else rest, module)
+    wanted = {name: list(one.shape) for name, one in module.state_dict().items()}
+    found = {name: list(one.shape) for name, one in weights.items()}
+    wrong = [f"no {name}, which the model has with shape {wanted[name]}" for name in wanted if name not in found]
+    wrong += [f"{name}, which the model has not" for name in found if name not in wanted]
+    wrong += [
+        f"{name} with shape {found[name]}, and the model has it with {wanted[name]}"
+        for name in wanted
+        if found.get(name, wanted[name]) != wanted[name]
+    ]
+    if wrong:
+        raise CompatibilityError(f"init has {wrong[0]}. Give the state_dict of a module like model = {model}.")
+    module.load_state_dict(weights)
+
+
+def _without_wrappers(weights: Tree, module: nn.Module) -> Tree:
+    """Strip the prefixes that `torch.compile` and `DataParallel` put before every name."""
+    for word in ("_orig_mod", "module"):
+        inside = under(word, weights)
+        if inside and len(inside) == len(weights) and not hasattr(module, word):
+            return _without_wrappers(inside, module)
+    return weights
 
 
 def check_values(config: RunConfig, net: Net, splits: Splits) -> None:
