@@ -19,7 +19,7 @@ from fnrfl import cli
 from fnrfl.config import load
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data.datasets import load as load_data
-from fnrfl.runs import prepared_data
+from fnrfl.runs import predict as asking
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.setup.build import build
@@ -174,7 +174,7 @@ def test_training_data_that_is_elsewhere_or_large_is_not_looked_for(
     data = write("copies.csv", own_rows(trained)[:50], [*NAMES, "kind"])
     assert "in the training set" in str(said(trained, data)["notes"])
     with monkeypatch.context() as patch:
-        patch.setattr(prepared_data, "MAX_BYTES", Path(trained.config.dataset.name).stat().st_size - 1)
+        patch.setattr(asking, "MAX_BYTES", Path(trained.config.dataset.name).stat().st_size - 1)
         assert said(trained, data)["notes"] == []
     original = Path(trained.config.dataset.name)
     moved = original.rename(original.with_name("moved.csv"))
@@ -190,7 +190,7 @@ def test_training_data_is_not_read_for_data_that_cannot_be_scored(
     trained: runs.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("new.csv", patients(20, 7), NAMES)
-    monkeypatch.setattr(prepared_data, "read_source", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(asking, "_read_again", lambda *_: pytest.fail("read"))
     with pytest.raises(ConfigError, match="no labels, which would be in the column 'kind'"):
         evaluate(trained, data)
 
@@ -212,7 +212,7 @@ def test_copies_of_a_named_data_set_are_said_and_nothing_is_fetched_for_it(monke
     assert "of 40 examples, 40 have the same inputs" in str(evaluate("run", "copies.npz").notes)
     np.savez("new.npz", x=255 - digits.test.x[:40].numpy(), y=digits.test.y[:40].numpy())
     assert evaluate("run", "new.npz").notes == ()
-    monkeypatch.setattr(prepared_data, "available", lambda: [])
+    monkeypatch.setattr(asking, "available", lambda: [])
     assert evaluate("run", "copies.npz").notes == ()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fnrfl.runs.custom_metrics import NAMES_OF_RESULTS
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 from typer.testing import CliRunner
@@ -25,7 +26,6 @@ from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import load_runs, read_run
 from fnrfl.results.report.page import report
 from fnrfl.runs import quality, scores
-from fnrfl.runs.custom_metrics import NAMES_OF_RESULTS
 from fnrfl.runs.predict import evaluate
 from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Answers
 

@@ -45,12 +45,11 @@ from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.process import isolated
 from fnrfl.results import compare as comparing
-from fnrfl.runs import ray_run, workers
+from fnrfl.runs import workers
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import resume, run
 from fnrfl.runs.setup import engine as setup_engine
-from fnrfl.runs.setup import vmap_support
 from fnrfl.runs.setup.build import build, gather_parts
 from settings import with_keys
 from toys import SIZES, Run, assert_same, described, named, run_elsewhere
@@ -189,13 +188,13 @@ def test_an_actor_with_a_share_of_a_gpu_builds_the_captured_runner(monkeypatch: 
         built.append(config)
         raise FnrflError("seen")
 
-    monkeypatch.setattr(ray_run, "gather_parts", stop)
-    monkeypatch.setattr(ray_run, "found_devices", lambda who, way_out: [torch.device("cpu")])
+    monkeypatch.setattr(workers, "gather_parts", stop)
+    monkeypatch.setattr(workers, "found_devices", lambda who, way_out: [torch.device("cpu")])
     for gpus, name in ((0.0, "loop"), (0.25, "gpu")):
         config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={gpus}", "metrics=none"])
         told = {"config": config.flat(), "scale": None, "init": [], "data": "", "partition": ""}
         with pytest.raises(FnrflError, match="seen"):
-            ray_run.trainer_in_actor(to_bytes(told))
+            workers.trainer_in_actor(to_bytes(told))
         assert (built[-1].engine.name, built[-1].engine.threads) == (name, 1)
 
 
@@ -221,25 +220,25 @@ def told_of_own_model(folder: Path, monkeypatch: pytest.MonkeyPatch, share: floa
     config = load("digits", ["engine=ray", "engine.threads=2", f"network.gpus={share}", "model=branching:Branch"])
     parts = gather_parts(with_keys(config, {"network.gpus": 0.0}))
     config = with_keys(parts.config, {"network.gpus": share})
-    return to_bytes(ray_run.told_to_actors(replace(parts, config=config), None, NOTHING_PASSED))
+    return to_bytes(workers.told_to_actors(replace(parts, config=config), None, NOTHING_PASSED))
 
 
 def test_an_actor_on_a_gpu_that_cannot_train_a_model_says_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in: there is no GPU here. The trial step is taken on the CPU."""
-    for module in (ray_run, setup_engine):
+    for module in (workers, setup_engine):
         monkeypatch.setattr(module, "found_devices", lambda *_: [torch.device("cpu")])
-    monkeypatch.setattr(vmap_support, "on_first_gpu", lambda net, compute: net.copy())
+    monkeypatch.setattr(setup_engine, "on_first_gpu", lambda net, compute: net.copy())
     told = told_of_own_model(tmp_path, monkeypatch, 0.25)
     wanted = (
         r'^engine = "ray" with network.gpus = 0.25 trains several .* model = "branching:Branch" .*Set network.gpus = 0,'
     )
     with isolated(), pytest.raises(CompatibilityError, match=wanted) as refused:
-        ray_run.trainer_in_actor(told)
+        workers.trainer_in_actor(told)
     assert "loop" not in str(refused.value)
     with isolated():
-        assert ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.0)).pool.devices  # as it says
+        assert workers.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.0)).pool.devices  # as it says
 
 
 def test_actors_for_which_there_is_no_gpu_say_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +247,7 @@ def test_actors_for_which_there_is_no_gpu_say_what_helps(tmp_path: Path, monkeyp
     with pytest.raises(CompatibilityError, match=wanted):  # where the number of actors is to be found
         gather_parts(load("digits", ["engine=ray", "network.gpus=0.25"]))
     with isolated(), pytest.raises(CompatibilityError, match=wanted):  # on the machine of an actor
-        ray_run.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.25))
+        workers.trainer_in_actor(told_of_own_model(tmp_path, monkeypatch, 0.25))
 
 
 @pytest.mark.parametrize("precision", ["auto", "tf32", "bf16"])
@@ -358,7 +357,7 @@ def test_objects_given_in_python_are_refused() -> None:
 
 
 def test_a_missing_ray_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ray_run, "find_spec", lambda name: None)
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
     with pytest.raises(CompatibilityError, match=r"pip install 'fnrfl\[ray\]'"):
         build(load("digits", ["engine=ray"]))
 
@@ -530,8 +529,8 @@ def test_an_address_without_a_cluster_is_named() -> None:
 
 @with_ray
 def test_an_actor_that_finds_other_data_is_refused(monkeypatch: Any) -> None:
-    told = ray_run.told_to_actors
-    monkeypatch.setattr(ray_run, "told_to_actors", lambda *parts: told(*parts) | {"data": "another"})
+    told = workers.told_to_actors
+    monkeypatch.setattr(workers, "told_to_actors", lambda *parts: told(*parts) | {"data": "another"})
     with pytest.raises(FnrflError, match=r"The data that a Ray actor on .* is not that of this machine"):
         run(load("digits", [*KEYS, "engine=ray", "engine.threads=1"]), out=None)
 

@@ -22,7 +22,6 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import directory, events, files, record
 from fnrfl.rundir.lock import alone, lock_file
 from fnrfl.runs import run as runs
-from fnrfl.runs import run_files
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
 
@@ -579,8 +578,8 @@ def test_a_config_whose_text_is_arranged_in_another_way_is_the_same(stopped: Pat
 def test_going_on_with_other_versions_is_noted(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = run_files.versions()
-    monkeypatch.setattr(run_files, "versions", lambda: now | {"torch": "99.0", "fnrfl": "98.0"})
+    now = runs.versions()
+    monkeypatch.setattr(runs, "versions", lambda: now | {"torch": "99.0", "fnrfl": "98.0"})
     resume(stopped)
     assert f"torch {torch.__version__}" in caplog.text and "goes on with fnrfl 98.0, torch 99.0" in caplog.text
 

@@ -35,8 +35,7 @@ from fnrfl.federation.node import Node, answer_bytes
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.federation.site_data import describe_site, read_agreed
 from fnrfl.runs.predict import evaluate
-from fnrfl.runs.run import resume, run
-from fnrfl.runs.run_files import verify
+from fnrfl.runs.run import resume, run, verify
 from fnrfl.runs.setup.build import Built, build
 from node_services import ServiceNetwork, agree, clients_of, content, describe, over_network, sent
 from settings import with_keys

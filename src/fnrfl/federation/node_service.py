@@ -46,7 +46,7 @@ from fnrfl.process import isolated
 from fnrfl.rundir import files
 from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
 from fnrfl.runs.passed import NOTHING_PASSED
-from fnrfl.runs.run_files import versions
+from fnrfl.runs.run import versions
 from fnrfl.runs.setup.build import RunParts, fitting_net, gather_parts, on_device
 from fnrfl.runs.setup.engine import build_trainer, choose_engine
 from fnrfl.runs.setup.method import build_algorithm, cohort_size

@@ -24,7 +24,7 @@ from fnrfl.rundir import files
 from fnrfl.rundir.events import Event
 from fnrfl.runs import run as runs
 from fnrfl.runs.result import Result
-from fnrfl.runs.run_files import verify
+from fnrfl.runs.run import verify
 
 CARRIED = "flower.json"  # in the run's folder: what Flower has carried
 

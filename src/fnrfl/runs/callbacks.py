@@ -53,7 +53,16 @@ class Listeners:
     """All who are told about a run: a function that hears of rounds, and callbacks."""
 
     def __init__(self, progress: Callable[[Event], None] | None, callbacks: Sequence[Any]) -> None:
-        check_callbacks(callbacks)
+        if not isinstance(callbacks, list | tuple):
+            raise ConfigError(f"callbacks is {_name(callbacks)}, and must be a list, as in callbacks=[MyCallback()].")
+        for place, callback in enumerate(callbacks):
+            if isinstance(callback, type):
+                raise ConfigError(f"callbacks[{place}] is the class {callback.__name__}; give an object of it.")
+            if not any(callable(getattr(callback, moment, None)) for moment in MOMENTS):
+                raise ConfigError(
+                    f"callbacks[{place}] is {_name(callback)}, and has none of the methods {', '.join(MOMENTS)}. "
+                    "Derive it from fnrfl.Callback; a function that hears of rounds is given as progress."
+                )
         self.progress, self.callbacks = progress, tuple(callbacks)
         self._run_dir: Path | None = None
 
@@ -95,8 +104,9 @@ class Listeners:
         except FnrflError:
             raise
         except Exception as error:
-            when = f"in round {what[0]['round']}" if moment == "round" else "before the first round"
-            way = "Correct the callback or leave it out, and run again."
+            when, way = "before the first round", "Correct the callback or leave it out, and run again."
+            if moment == "round":
+                when = f"in round {what[0]['round']}"
             if moment == "round" and self._run_dir is not None:
                 again = f"fnrfl resume {shlex.quote(str(self._run_dir))}"
                 way = f"The run is saved: correct the callback or leave it out, and go on with `{again}`."
@@ -111,24 +121,8 @@ class Listeners:
                 log.warning(f"The callback {_name(callback)} has failed in stop: {_why(another)}")
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse what cannot be told anything."""
-    if not isinstance(callbacks, list | tuple):
-        raise ConfigError(f"callbacks is {_name(callbacks)}, and must be a list, as in callbacks=[MyCallback()].")
-    for place, callback in enumerate(callbacks):
-        if isinstance(callback, type):
-            raise ConfigError(f"callbacks[{place}] is the class {callback.__name__}; give an object of it.")
-        if not any(callable(getattr(callback, moment, None)) for moment in MOMENTS):
-            raise ConfigError(
-                f"callbacks[{place}] is {_name(callback)}, and has none of the methods {', '.join(MOMENTS)}. Derive it "
-                "from fnrfl.Callback; a function that hears of rounds is given as progress."
-            )
-
-
 def _call(callback: Any, moment: str, *what: Any) -> None:
-    method = getattr(callback, moment, None)
-    if method is not None:
-        method(*what)
+    getattr(callback, moment, lambda *_: None)(*what)
 
 
 def _name(callback: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -71,10 +71,8 @@ def reading_of(config: RunConfig) -> Reading:
 def load_public(config: RunConfig, dataset: Dataset, passed: PassedObjects) -> Dataset | Literal["test"] | None:
     """Public data that is not carved out of the training set; a table's columns are matched by name."""
     source = config.public.source
-    if source == "train":
-        return None
-    if source == "test":
-        return "test"
+    if source in ("train", "test"):
+        return "test" if source == "test" else None
     expected = Expected(dataset.columns, colour=dataset.facts().colour)
     if (public := passed.find("public", source)) is not None:
         return object_source(public, "public", reading_of(config), expected).dataset()
@@ -102,7 +100,15 @@ def divide(
         "distill": distill,
         "validation": config.validation.size,
     }
-    carved, partition = _carve(config, dataset, sizes) if partition is None else (_no_carving(config, sizes), partition)
+    if partition is None:
+        carved, partition = _carve(config, dataset, sizes)
+    else:
+        none = np.arange(0)
+        carved = Carved(none, none, none, sizes["ranking"], sizes["distill"], config.seed)
+    site_tests: Sequence[np.ndarray] = []  # positions of each client's own, where the scenario takes those of the data
+    if partition.ids is not None and dataset.test_clients is not None:
+        numbers = natural.client_numbers(dataset.test_clients, partition.ids)
+        site_tests = natural.positions_by_number(numbers, len(partition.ids))
     splits = Splits.build(
         dataset,
         carved,
@@ -110,7 +116,7 @@ def divide(
         public=elsewhere,
         leak_public_is_test=config.leaks.public_is_test,
         public_to=algorithm.public_to,
-        site_tests=_site_tests(dataset, partition),
+        site_tests=site_tests,
     )
     if dataset.train.x.is_meta:  # a site's own examples, and the public ones that it is given
         held = [int(own) + len(given) for own, given in zip(partition.sizes, splits.clients, strict=True)]
@@ -123,13 +129,7 @@ def learns_from_public(algorithm: Algorithm) -> bool:
     return bool(algorithm.needs & {"public-labels", "distill"}) or algorithm.public_to != "nobody"
 
 
-def _no_carving(config: RunConfig, sizes: Mapping[str, float]) -> Carved:
-    """Set nothing aside: the training examples are on other machines."""
-    none = np.arange(0)
-    return Carved(none, none, none, sizes["ranking"], sizes["distill"], config.seed)
-
-
-def _carve(config: RunConfig, dataset: Dataset, sizes: Mapping[str, float]) -> tuple[Carved, Partition]:
+def _carve(config: RunConfig, dataset: Dataset, sizes: dict[str, float]) -> tuple[Carved, Partition]:
     """(what is set aside, who holds the rest); both as a saved split says it, if the scenario is one."""
     labels, scenario = dataset.train.y.numpy(), scenarios.parse(config.scenario)
     saved = read_saved_split(scenario.split.path) if isinstance(scenario.split, SavedSplit) else None
@@ -145,14 +145,6 @@ def _carve(config: RunConfig, dataset: Dataset, sizes: Mapping[str, float]) -> t
         return carved, draw(scenario, rest, config.clients, config.seed, num_classes=classes)
     held = holders[carved.rest]  # each client has kept an example
     return carved, natural.natural_partition(scenario, rest, held, names, config.seed, num_classes=classes)
-
-
-def _site_tests(dataset: Dataset, partition: Partition) -> Sequence[np.ndarray]:
-    """The positions of each client's own test examples, where the scenario takes the clients of the data."""
-    if partition.ids is None or dataset.test_clients is None:
-        return []
-    numbers = natural.client_numbers(dataset.test_clients, partition.ids)
-    return natural.positions_by_number(numbers, len(partition.ids))
 
 
 def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:

@@ -29,16 +29,14 @@ def method_errors(config: RunConfig, when: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if _has_words(error):
-            raise
-        method = config.algorithm
+        told, method = _told(error), config.algorithm
         usual = {f.name: f.default for f in fields(registry.load_method(method.name))} if method.options else {}
         chosen = {key: value for key, value in method.options.items() if usual.get(key) != value}
         asked = ", ".join(f"algorithm.{key} = {value}" for key, value in chosen.items())
-        ours = ":" not in method.name
-        way = "Bring them nearer to their defaults; --debug shows where." if ours and asked else "--debug shows where."
+        nearer = "Bring them nearer to their defaults; " if asked and ":" not in method.name else ""
         raise FnrflError(
-            f'algorithm = "{method.name}"{f" ({asked})" if asked else ""} failed {when}: {_told(error)} {way}'
+            f'algorithm = "{method.name}"{f" ({asked})" if asked else ""} failed {when}: {told} {nearer}--debug shows '
+            "where."
         ) from error
 
 
@@ -48,23 +46,20 @@ def model_errors(config: RunConfig, what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if _has_words(error):
-            raise
         raise CompatibilityError(
-            f'model = "{config.model.name}" {what}: {_told(error)} '
-            f"Correct its forward, or choose another model; --debug shows where."
+            f'model = "{config.model.name}" {what}: {_told(error)} Correct its forward, or choose another model; '
+            "--debug shows where."
         ) from error
 
 
-def _has_words(error: BaseException) -> bool:
-    return isinstance(error, FnrflError) or out_of_memory(error) or from_system(error) is not None
-
-
 def _told(error: BaseException) -> str:
-    """Return what was raised, and where in a user's own code if it was there."""
+    """Return what was raised, and where in a user's own code if it was there; raise again what has words already."""
+    if isinstance(error, FnrflError) or out_of_memory(error) or from_system(error) is not None:
+        raise error
     said, place = str(error).strip().partition("\n")[0], usercode.where(error)
-    told = f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}"
-    return told if told.endswith(".") else f"{told}."
+    return (
+        f"{type(error).__name__}{f': {said}' if said else ''}{f' ({place})' if place else ''}".removesuffix(".") + "."
+    )
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -75,19 +70,17 @@ def check_shapes(run_dir: Path, state: State | None, engine: Federation) -> None
 
     What clients on other machines remember is theirs to check.
     """
-    model = engine.server.initial
+    model, memory = engine.server.initial, engine.memory
     wanted = {"params": model.params} | model.buffers
     given = [("the server", {} if state is None else {"params": state.params} | state.buffers, wanted)]
-    clients = engine.memory if engine.simulated else ()
-    given += [(f"client {c}", engine.memory.get(c), engine.memory.birth) for c in clients]
+    given += [(f"client {c}", memory.get(c), memory.birth) for c in (memory if engine.simulated else ())]
     for whose, found, like in given:
         for name, tensor in found.items():
-            if name not in like or tensor.shape != like[name].shape:
-                right = f"shape {list(like[name].shape)}" if name in like else "no such values"
+            right = f"shape {list(like[name].shape)}" if name in like else "no such values"
+            if right != (has := f"shape {list(tensor.shape)}"):
                 raise ConfigError(
-                    f"The checkpoint in {run_dir} has {name} of {whose} with shape {list(tensor.shape)}, and the model "
-                    f"has {right}. It belongs to another run: put its files back as they were, or run again into "
-                    "another directory."
+                    f"The checkpoint in {run_dir} has {name} of {whose} with {has}, and the model has {right}. It "
+                    "belongs to another run: put its files back as they were, or run again into another directory."
                 )
 
 
@@ -96,9 +89,9 @@ def check_state(state: State, initial: State, algorithm: Algorithm, t: int) -> N
 
     A buffer that was not finite before the first round, such as a mask of attention, may stay so.
     """
-    buffers = {k: v for k, v in state.buffers.items() if k not in initial.buffers or _finite(initial.buffers[k])}
-    for what, tensors in (("model", [state.params, *buffers.values()]), ("memory", list(state.extra.values()))):
-        if not all(_finite(tensor) for tensor in tensors):
+    buffers = [v for k, v in state.buffers.items() if k not in initial.buffers or _finite(initial.buffers[k])]
+    for what, tensors in (("model", [state.params, *buffers]), ("memory", state.extra.values())):
+        if not all(map(_finite, tensors)):
             raise FnrflError(
                 f"The server's {what} is no longer finite after round {t + 1}, although the models of the clients "
                 f"were. Lower {_steps_of(algorithm)}."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,8 +78,12 @@ class Forecast:
 @isolated()
 def forecast(config: RunConfig) -> Forecast:
     """Build what a run would build, and count; write nothing, and keep nothing that is trained."""
+    asked, gpus = config.engine, config.network.gpus
+    if asked.name == "ray":  # none is started: its actors do what the loop does, those with GPUs in any precision
+        timed = "float32" if gpus and asked.precision in ("tf32", "bf16") else asked.precision
+        config = replace(config, engine=replace(asked, name="loop", precision=timed))
     with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        built = build(_timed_here(config), Path(scratch))
+        built = build(config, Path(scratch))
         with built.engine:
             before = _peak()
             rehearsal = CountedRehearsal(built)
@@ -86,25 +91,12 @@ def forecast(config: RunConfig) -> Forecast:
             steps = rehearsal.steps()
             seconds = _seconds(built, rehearsal, steps)
     memory, chosen, notices = _memory(built, before, _peak()), built.config, (*built.notices, *built.on_split)
-    if config.engine.name == "ray":
-        asked, gpus = config.engine.precision, config.network.gpus
-        precision = chosen.engine.precision if asked == "auto" else asked
+    if asked.name == "ray":
+        precision = chosen.engine.precision if asked.precision == "auto" else asked.precision
         chosen = replace(chosen, engine=replace(chosen.engine, name="ray", precision=precision))
         if gpus:
             notices += (f"network.gpus = {gpus:g}: Ray actors train on GPUs, and the time is that of this CPU.",)
     return Forecast(chosen, built.net.size, steps, tuple(sent), seconds, memory, notices)
-
-
-def _timed_here(config: RunConfig) -> RunConfig:
-    """Return the config whose steps are timed: no Ray is started for a forecast; its actors do what the loop does.
-
-    Those with GPUs do it in any precision, which the loop has not.
-    """
-    if config.engine.name != "ray":
-        return config
-    precision = config.engine.precision
-    on_gpus = config.network.gpus > 0 and precision in ("tf32", "bf16")
-    return replace(config, engine=replace(config.engine, name="loop", precision="float32" if on_gpus else precision))
 
 
 # -- steps and bytes ---------------------------------------------------------------------------------------------------
@@ -121,15 +113,14 @@ class CountedRehearsal(Rehearsal):
 
     def bytes(self) -> list[dict[str, int]]:
         """Bytes up and down of the first rounds."""
-        built, metered = self.built, Metered(self)
-        once = {"up": 0, "down": 0} if built.scaling is None else built.scaling.bytes
+        built, metered, sent = self.built, Metered(self), []
+        once = [] if built.scaling is None else [built.scaling.bytes]
         state = built.algorithm.init(built.net)
-        sent = []
         for t in range(min(REHEARSED, built.config.rounds)):
             metered.begin()
             self.begin(t)
             state = built.algorithm.round(state, cohort(built.config, t), metered)
-            crossed = [*metered.bytes.values(), *([once] if t == 0 else [])]
+            crossed = [*metered.bytes.values(), *(once if t == 0 else [])]
             sent.append({way: sum(count[way] for count in crossed) for way in ("up", "down")})
         return sent
 
@@ -138,26 +129,23 @@ class CountedRehearsal(Rehearsal):
 
         Where everybody takes part, one round is like the other; of very many, the first ones stand for all.
         """
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         config = self.built.config
         counted = 1 if cohort_size(config) == config.clients else min(config.rounds, COUNTED)
         for t in range(counted):
-            active = cohort(self.built.config, t)
+            active = cohort(config, t)
             for clients, task in self.tasks:
                 federated = task.data == "private" and int(clients[0]) != SERVER
                 who = active[: len(clients)] if federated else clients
-                steps = sum(self.steps_of(client, task) for client in who.tolist())
-                if steps:
-                    total[task.purpose] = total.get(task.purpose, 0) + steps
-        return {purpose: steps * config.rounds // counted for purpose, steps in total.items()}
+                total[task.purpose] += sum(self.steps_of(client, task) for client in who.tolist())
+        return {purpose: steps * config.rounds // counted for purpose, steps in total.items() if steps}
 
     def steps_of(self, client: int, task: LocalTask) -> int:
         """Count the steps that a task takes a client."""
-        training = task.training or self.training
-        key = (client if task.data == "private" else -1, task.data, training)
+        key = (client if task.data == "private" else -1, task.data, training := task.training or self.training)
         if key not in self._counted:
-            plan = self.built.pool.plan(client, task.data, training, lambda name: generator(0, "rehearsal", name))
-            self._counted[key] = plan.steps
+            draw = lambda name: generator(0, "rehearsal", name)  # noqa: E731
+            self._counted[key] = self.built.pool.plan(client, task.data, training, draw).steps
         return self._counted[key]
 
 
@@ -229,9 +217,8 @@ def _memory(built: Built, before: int | None, after: int | None) -> int | None:
     """Estimate memory: what there was before, models of clients trained together, what clients remember."""
     if before is None or after is None:
         return None
-    config, model = built.config, built.net.flatten()
-    at_once = int(config.engine.clients_at_once)
-    used = max(after, before + at_once * COPIES * model[0].nbytes)
+    config, at_once = built.config, int(built.config.engine.clients_at_once)
+    used = max(after, before + at_once * COPIES * built.net.flatten()[0].nbytes)
     if at_once < cohort_size(config):  # memories are on disk
         return used
     return used + config.clients * sum(tensor.nbytes for tensor in built.algorithm.client_state(built.net).values())

@@ -103,7 +103,10 @@ def refine(
     penalty "literal" counts `peers`: the clients that the targets were averaged over.
     """
     _check_options(penalty, weight, epochs, lr, batchnorm, targets)
-    _check_readable(public_loader, epochs)
+    if epochs > 1 and not callable(public_loader) and iter(public_loader) is public_loader:
+        raise ConfigError(
+            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
+        )
     objective = Penalised(Objective(), penalty, weight, peers)
     training = Training(lr=lr, momentum=momentum, weight_decay=weight_decay, batchnorm=batchnorm)
     net: Net | None = None
@@ -120,8 +123,16 @@ def refine(
     if net is None and epochs:
         raise ConfigError("public_loader gave no batch to refine on. Give at least one batch of (x, y).")
     if net is not None:
-        _check_finite(losses, carry)
-        _write(net.module, net.unflatten(carry.params) | carry.buffers)
+        bad = (~torch.stack(losses).isfinite()).nonzero()
+        if len(bad) or not carry.params.sum().isfinite():
+            step = int(bad[0]) if len(bad) else len(losses) - 1
+            raise FnrflError(
+                f"Refinement is no longer finite after step {step} of {len(losses)}; the model is as it was. Lower the "
+                "lr."
+            )
+        named = dict(net.module.named_parameters()) | dict(net.module.named_buffers())
+        for name, tensor in (net.unflatten(carry.params) | carry.buffers).items():
+            named[name].copy_(tensor)
     return model
 
 
@@ -160,34 +171,17 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
             layer.training = mode
 
 
-def _write(model: nn.Module, values: Tree) -> None:
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name, value in values.items():
-        named[name].copy_(value)
-
-
 def _check_options(penalty: str, weight: float, epochs: int, lr: float, batchnorm: str, targets: Tensor) -> None:
-    modes, shape = get_args(BatchNormMode), tuple(targets.shape)
-    for kept, sentence in (
-        (penalty in PENALTIES, f"penalty = {penalty!r} is not known. Choose one of {', '.join(PENALTIES)}."),
-        (batchnorm in modes, f"batchnorm = {batchnorm!r} is not known. Choose one of {', '.join(modes)}."),
-        (weight >= 0, f"weight = {weight} is negative. Give weight >= 0."),
-        (epochs >= 0, f"epochs = {epochs} is negative. Give epochs >= 0."),
-        (lr > 0, f"lr = {lr} is not positive. Give lr > 0."),
-        (
-            len(shape) == 1,
-            f"targets must be the class norms of one model, [C], and are {shape}. Give this model's row.",
-        ),
+    for name, value, kept, rule in (
+        ("penalty", penalty, penalty in PENALTIES, f"one of {', '.join(PENALTIES)}"),
+        ("batchnorm", batchnorm, batchnorm in get_args(BatchNormMode), f"one of {', '.join(get_args(BatchNormMode))}"),
+        ("weight", weight, weight >= 0, "0 or more"),
+        ("epochs", epochs, epochs >= 0, "0 or more"),
+        ("lr", lr, lr > 0, "more than 0"),
+        ("targets", tuple(targets.shape), targets.ndim == 1, "the class norms of one model, [C]: this model's row"),
     ):
         if not kept:
-            raise ConfigError(sentence)
-
-
-def _check_readable(loader: Loader, epochs: int) -> None:
-    if epochs > 1 and not callable(loader) and iter(loader) is loader:
-        raise ConfigError(
-            f"public_loader can be read only once, and epochs is {epochs}. Give a list of batches or a DataLoader."
-        )
+            raise ConfigError(f"{name} = {value!r} is not possible. Give {rule}.")
 
 
 def _check_labels(y: Tensor, num_classes: int) -> None:
@@ -195,13 +189,4 @@ def _check_labels(y: Tensor, num_classes: int) -> None:
         raise CompatibilityError(
             f"A batch has labels from {int(y.min())} to {int(y.max())}, and there are {num_classes} classes. Number "
             "them from 0, or give more classes."
-        )
-
-
-def _check_finite(losses: list[Tensor], carry: Carry) -> None:
-    bad = (~torch.stack(losses).isfinite()).nonzero()
-    if len(bad) or not carry.params.sum().isfinite():
-        step = int(bad[0]) if len(bad) else len(losses) - 1
-        raise FnrflError(
-            f"Refinement is no longer finite after step {step} of {len(losses)}; the model is as it was. Lower the lr."
         )

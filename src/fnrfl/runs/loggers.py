@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,34 +24,28 @@ if TYPE_CHECKING:
     from fnrfl.config import RunConfig
     from fnrfl.runs.result import Result
 
-NOT_LOGGED = ("round", "rounds")  # the number of a round is the step
 
-
-def scalars(event: Event) -> dict[str, float]:
+def scalars(event: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """Every number of a round by name, those in sections as section/name; lists, texts and switches are left out.
 
     >>> scalars({"round": 3, "accuracy": 0.5, "bytes": {"local": {"up": 8}}, "per_class": [0.1], "loss": None})
     {'accuracy': 0.5, 'bytes/local/up': 8}
     """
-    return {name: value for name, value in _numbers(event, "") if name not in NOT_LOGGED}
-
-
-def _numbers(tree: Mapping[str, Any], above: str) -> Iterator[tuple[str, float]]:
-    for name, value in tree.items():
+    found: dict[str, float] = {}
+    for name, value in event.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value, f"{above}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{above}{name}", value
+            found |= scalars(value, f"{above}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and above + name not in ("round", "rounds"):
+            found[above + name] = value  # the number of a round is the step
+    return found
 
 
 def named_loggers(names: Iterable[str]) -> list[Callback]:
     """The loggers with these names, each once, as `--log` takes them."""
-    found: dict[str, Callback] = {}
-    for name in names:
+    for name in (names := dict.fromkeys(names)):
         if name not in LOGGERS:
             raise ConfigError(f'--log "{name}" is not known. {choices(name, LOGGERS)}.')
-        found.setdefault(name, LOGGERS[name]())
-    return list(found.values())
+    return [LOGGERS[name]() for name in names]
 
 
 def _refuse_missing(package: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,14 +99,12 @@ class PassedObjects:
     def check_resumed(self, run_dir: Path, config: RunConfig) -> None:
         """Raise if objects or names differ from those that the run was started with."""
         labels, text = labels_in(config), config.to_toml()
-        others = [
-            key for key, name in self.named.items() if loads(text, {key: name}, trust=True).sha256 != config.sha256
-        ]
+        again = {key: loads(text, {key: name}, trust=True).sha256 for key, name in self.named.items()}
+        others = [key for key, sha256 in again.items() if sha256 != config.sha256]
+        others += [one.argument for one in self.objects if one.argument not in labels and not one.implied]
         for one in self.objects:
             if one.argument in labels and one.argument != INIT:
                 self.find(one.argument, labels[one.argument])
-            elif one.argument not in labels and not one.implied:
-                others.append(one.argument)
         if others:
             raise ConfigError(
                 f"{run_dir} was begun with another {others[0]}, which its config.toml names. Leave {others[0]}= out, "
@@ -132,13 +130,11 @@ def split_arguments(keys: Mapping[str, object], init: object = None) -> tuple[di
         values = _section(section, keys.get(section))
         value = values.get(key)
         if section == "algorithm" and not _is_name(value) and (packaged := _packaged_method(value)):
-            if twice := values.keys() & packaged.keys() - {"name"}:
-                raise ConfigError(
-                    f"algorithm.{min(twice)} is given twice: by the method itself and beside it. Give one."
-                )
+            if twice := sorted(values.keys() & packaged.keys() - {"name"}):
+                raise ConfigError(f"algorithm.{twice[0]} is given twice: by the method itself and beside it. Give one.")
             values |= packaged
         elif not _is_name(value):
-            objects += _READERS[section](value)
+            objects += _READERS[section](value, section)
             words[section] = values | {key: objects[-1].label}
             continue
         if values:
@@ -172,7 +168,7 @@ def split_axes(
             if plain is not None and type(_method(value))() == _method(value):
                 axes[key][place] = plain["name"]
             else:
-                objects += _READERS[section](value)
+                objects += _READERS[section](value, section)
                 axes[key][place] = objects[-1].label
     return axes, replace(passed, objects=tuple(objects))
 
@@ -203,14 +199,14 @@ def _name_of(value: object) -> str:
 # -- what each argument may be -----------------------------------------------------------------------------------------
 
 
-def _data(value: object, argument: str = "dataset") -> list[PassedObject]:
+def _data(value: object, argument: str) -> list[PassedObject]:
     values = read_object(value, argument)
     first = value[0] if isinstance(value, tuple) and value else value
     arrays = isinstance(value, tuple) and (isinstance(first, list | Tensor) or hasattr(first, "__array__"))
     return [PassedObject(argument, "arrays" if arrays else _name_of(first), values_hash(values), values)]
 
 
-def _model(value: object) -> list[PassedObject]:
+def _model(value: object, argument: str) -> list[PassedObject]:
     """Copy a module, with its weights as the first ones; a function that makes one is called under the run's seed."""
     if not isinstance(value, nn.Module):
         if not callable(value):
@@ -218,17 +214,16 @@ def _model(value: object) -> list[PassedObject]:
                 f"model is a {type(value).__name__}; it must be a name, a torch.nn.Module, or a function that returns "
                 "one."
             )
-        return [PassedObject("model", _name_of(value), object_hash(value), value)]
+        return [PassedObject(argument, _name_of(value), object_hash(value), value)]
     try:
-        module = unwrapped(copy.deepcopy(value)).cpu().train()
-    except CompatibilityError:
-        raise
+        copied = copy.deepcopy(value)
     except Exception as error:  # whatever copying a user's object may raise
         raise CompatibilityError(
             f"model cannot be copied ({type(error).__name__}: {error}), and it is never changed itself. Give a "
             "function that makes it."
         ) from error
-    found = [PassedObject("model", _name_of(module), module_hash(module), module)]
+    module = unwrapped(copied).cpu().train()
+    found = [PassedObject(argument, _name_of(module), module_hash(module), module)]
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         return found  # its weights are drawn when it sees an example
     return [replace(_weights(module.state_dict()), implied=True), *found]
@@ -269,15 +264,10 @@ def _packaged_method(value: object) -> dict[str, object] | None:
     return None
 
 
-def _own_method(value: object) -> list[PassedObject]:
+def _own_method(value: object, argument: str) -> list[PassedObject]:
     method = _method(value)
     fields = {name: repr(one) for name, one in vars(method).items()}
-    return [PassedObject("algorithm", type(method).__name__, object_hash(method), method, {"fields": fields})]
+    return [PassedObject(argument, type(method).__name__, object_hash(method), method, {"fields": fields})]
 
 
-_READERS: dict[str, Callable[[object], list[PassedObject]]] = {
-    "dataset": _data,
-    "model": _model,
-    "algorithm": _own_method,
-    "public": lambda value: _data(value, "public"),
-}
+_READERS = {"dataset": _data, "public": _data, "model": _model, "algorithm": _own_method}

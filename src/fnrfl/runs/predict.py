@@ -1,48 +1,51 @@
-"""Use the models that came out of a run: score them on data, or ask them about examples without labels."""
+"""Use the models that came out of a run: score them on data, or ask them about examples without labels.
+
+The run's own data is known by its content, whatever it is called; other data is brought into the form that the model
+takes, columns and classes matched by their names.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fnrfl import usercode
-from fnrfl.core.errors import ConfigError
-from fnrfl.core.feed import forward_batch
+from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.types import State
 from fnrfl.core.words import counted, same_spelling
-from fnrfl.data.batches import scaled
-from fnrfl.data.datasets import DataSource, object_source, read_source
-from fnrfl.data.reading import ONLY_PART, Expected, Reading
+from fnrfl.data.arrays import tensor
+from fnrfl.data.batches import check_fits
+from fnrfl.data.datasets import Dataset, DataSource, Facts, object_source, read_source
+from fnrfl.data.partition.views import num_shared
+from fnrfl.data.reading import ONLY_PART, Examples, Expected
+from fnrfl.data.sites import has_tables
+from fnrfl.data.sources import NAMED_DATASETS, available
 from fnrfl.process import isolated
 from fnrfl.rundir.outputs import csv_text
-from fnrfl.runs.custom_metrics import select_metrics, typed_metrics
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.passed import objects_for_run
-from fnrfl.runs.prepared_data import (
-    expected_of,
-    is_table,
-    notes_on_columns,
-    notes_on_labels,
-    notes_on_training,
-    own_data,
-    prepare,
-)
-from fnrfl.runs.quality import TEST_METRICS, recall_by_class
+from fnrfl.runs.quality import TEST_METRICS, recall_by_class, select_metrics, typed_metrics
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import load
 from fnrfl.runs.scores import NUMBERS_LAST_ROUND, Score, pooled, score_model
+from fnrfl.runs.setup.model import check_tokens
 
 TEST = "the test part"  # of the run's own data, which the model has not seen
 OTHER_TEST = "the test part of other data"
 EVERYTHING = "all examples"
 WITHOUT_NAME = "The data"  # what sentences that begin with data call what was passed in
+MAX_LISTED = 6  # classes and columns that a note names
+MAX_BYTES = 1 << 26  # of files that are read once more: some seconds
 RunOrResult = str | Path | Result
 Client = int | str  # by its number, or as the data names it
 
@@ -139,11 +142,8 @@ class Prediction:
 
     def to_csv(self) -> str:
         """Return a line per example: where it is, the likeliest class, each probability, each client's label."""
-        answers = [
-            "label",
-            *(f"p_{name}" for name in self.trained.classes),
-            *(f"client_{one}" for one in self.per_client),
-        ]
+        shares, each = [f"p_{name}" for name in self.classes], [f"client_{one}" for one in self.per_client]
+        answers = ["label", *shares, *each]
         places: dict[str, Sequence[str]] = {"row": self.rows}
         if self.holders is not None:
             places["client"] = self.holders
@@ -184,25 +184,23 @@ def evaluate(
     facts, config, classes = result.data, result.config, len(result.classes)
     custom = typed_metrics(config.metrics, metrics)
     shown = select_metrics(metrics, custom, [name for name, metric in TEST_METRICS.items() if not metric.in_runs_only])
-    title, source = _read(data, expected_of(facts), reading_of(config))
+    title, source = _read(data, _expected_of(facts), result)
     part, what, notes = source.raw.parts.get("test"), OTHER_TEST, list[str]()
     if part is None:
         part, what = next(iter(source.raw.parts.values())), EVERYTHING
     if (own := own_data(facts, source)) is not None:
         x, y, what = own.test.x, own.test.y, TEST
     else:
-        prepared = prepare(result, title, part, source.raw.classes)
-        if prepared.y is None:
-            column = (
-                f", which would be in the column {facts.columns.label!r}" if facts.columns and is_table(title) else ""
-            )
+        x = _prepared(result, title, part)
+        if part.y is None:
+            known = facts.columns if _is_table(title) else None
+            column = f", which would be in the column {known.label!r}" if known else ""
             raise ConfigError(
                 f"{title} has no labels{column}, so nothing can be scored. Use `fnrfl predict`, or add the labels."
             )
-        x, y = prepared.x, prepared.y
-        notes += notes_on_columns(facts, title, source)
-        notes += notes_on_labels(facts.classes, title, part, source.raw.classes)
-        notes += notes_on_training(result, title, x)
+        y = _labels(facts, title, part.y, source.raw.classes)
+        notes += [*_notes_on_columns(facts, title, source), *_notes_on_labels(facts, title, part.y, source.raw.classes)]
+        notes += _notes_on_training(result, title, x)
     num_models = 1 if result.client_models is None or client is not None else len(result.client_models)
     keep = num_models * len(y) * classes <= NUMBERS_LAST_ROUND
     scores = {one: score_model(result.net, model, x, y, classes, keep=keep) for one, model in _models(result, client)}
@@ -231,46 +229,61 @@ def predict(
     table.
     """
     result = _opened(run, trust, model=model, algorithm=algorithm, init=init)
-    expected = replace(expected_of(result.data), carried=_carried(data, id_column), labels_used=False)
-    title, source = _read(data, expected, reading_of(result.config))
-    # Labels are left aside: there may be other classes.
-    parts = {name: prepare(result, title, replace(part, y=None), None) for name, part in source.raw.parts.items()}
-    prepared = list(parts.values())
-    mean, per_client = _mean_probabilities(result, torch.cat([part.x for part in prepared]), client)
-    holders = _joined(part.clients for part in prepared)
+    title, carried = _title(data), None
+    if id_column is not None:
+        carried = same_spelling(id_column)
+        if not _is_table(title):
+            raise ConfigError(
+                f"{title} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
+            )
+    expected = replace(_expected_of(result.data), carried=carried, labels_used=False)
+    title, source = _read(data, expected, result)
+    parts = list(source.raw.parts.items())
+    mean, per_client = _ask(result, torch.cat([_prepared(result, title, part) for _, part in parts]), client)
+    holders = _joined(part.clients for _, part in parts)
     return Prediction(
         result,
-        _joined(part.rows for part in prepared),
+        _joined(part.names or range(len(part.x)) for _, part in parts),
         _labels_of(result, mean),
         mean,
         per_client,
-        parts=None if ONLY_PART in parts else [name for name, part in parts.items() for _ in part.rows],
-        ids=None if id_column is None else (id_column, _joined(part.carried for part in prepared)),
-        notes=tuple(notes_on_columns(result.data, title, source)),
+        parts=None if ONLY_PART in source.raw.parts else _joined([name] * len(part.x) for name, part in parts),
+        ids=None if id_column is None else (id_column, _joined(part.carried for _, part in parts)),
+        notes=tuple(_notes_on_columns(result.data, title, source)),
         holders=holders if len(holders) == len(mean) else None,
     )
+
+
+def _joined(columns: Iterable[Iterable[object] | None]) -> list[str]:
+    return [str(one) for column in columns if column is not None for one in column]
+
+
+def _labels_of(result: Result, shares: Tensor) -> list[str]:
+    return [result.classes[index] for index in shares.argmax(1).tolist()]
+
+
+def _ask(result: Result, x: Tensor, client: Client | None) -> tuple[Tensor, dict[Client, list[str]]]:
+    """Return (mean probabilities [n, C] of all models, the labels that each client's model gives, of several)."""
+    per_client: dict[Client, list[str]] = {}
+    nobody, classes, asked = torch.zeros(len(x), dtype=torch.int64), len(result.classes), 0
+    total = torch.zeros(len(x), classes, dtype=result.net.dtype)
+    for one, model in _models(result, client):
+        logits = score_model(result.net, model, x, nobody, classes, keep=True).logits
+        assert logits is not None
+        shares = logits.softmax(1)  # outputs beyond the classes mean nothing
+        total, asked = total.add_(shares), asked + 1
+        if one is not None and client is None:
+            per_client[one] = _labels_of(result, shares)
+    return total / asked, per_client
 
 
 def _opened(run: RunOrResult, trust: bool, **objects: object) -> Result:
     return run if isinstance(run, Result) else load(run, trust=trust, passed=objects_for_run(**objects))
 
 
-def _carried(data: object, id_column: str | None) -> str | None:
-    """Return the column that is carried along; refuse one where data has no columns."""
-    if id_column is not None and not is_table(_title(data)):
-        raise ConfigError(
-            f"{_title(data)} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
-        )
-    return None if id_column is None else same_spelling(id_column)
-
-
-def _joined(columns: Iterable[Sequence[str] | None]) -> list[str]:
-    return [one for column in columns for one in column or ()]
-
-
-def _read(data: object, expected: Expected, reading: Reading) -> tuple[str, DataSource]:
+def _read(data: object, expected: Expected, result: Result) -> tuple[str, DataSource]:
     """Return (what sentences call some data, the data): what a name stands for, or what was passed in."""
-    title = _title(data)
+    title, reading = _title(data), reading_of(result.config)
     if isinstance(data, str | os.PathLike):
         usercode.allow("dataset.name", title)
         return title, read_source(title, expected, reading)
@@ -296,27 +309,140 @@ def _models(result: Result, client: Client | None) -> Iterator[tuple[Client | No
     yield None, State(*result.net.pack(result.weights))
 
 
-def _mean_probabilities(result: Result, x: Tensor, client: Client | None) -> tuple[Tensor, dict[Client, list[str]]]:
-    """Return (mean probabilities [n, C] of all models, the labels that each client's model gives, of several)."""
-    per_client: dict[Client, list[str]] = {}
-    total, count = torch.zeros(len(x), len(result.classes), dtype=result.net.dtype), 0
-    for one, model in _models(result, client):
-        shares = _probabilities(result, model, x)
-        total, count = total.add_(shares), count + 1
-        if one is not None and client is None:
-            per_client[one] = _labels_of(result, shares)
-    return total / count, per_client
+# -- data in the form that the model takes -----------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def _probabilities(result: Result, model: State, x: Tensor) -> Tensor:
-    """Return the probability of each class for each example, [n, C]."""
-    net, shares = result.net, []
-    for xs in x.split(forward_batch(net.device)):
-        logits = net.eval_forward(model.params, model.buffers, net.laid_out(scaled(xs, net.input_dtype))).logits
-        shares.append(logits[:, : len(result.classes)].softmax(1))  # outputs beyond the classes mean nothing
-    return torch.cat(shares)
+def _prepared(result: Result, title: str, part: Examples) -> Tensor:
+    """Return the inputs of examples in the form of those that the model was trained on."""
+    facts, net, x = result.data, result.net, tensor(part.x)
+    pixels = x.dtype == torch.uint8
+    if not pixels and x.ndim == 2 and not facts.pixels and x.shape[1] == prod(facts.input_shape):
+        x = x.reshape(-1, *facts.input_shape)
+    if tuple(x.shape[1:]) != facts.input_shape or pixels != facts.pixels:
+        kinds = ["pixels" if of_bytes else "numbers" for of_bytes in (pixels, facts.pixels)]
+        raise CompatibilityError(
+            f"{title} has examples of {kinds[0]} {list(x.shape[1:])}, and the model was trained on {kinds[1]} "
+            f"{list(facts.input_shape)}; they must be alike. Prepare the data in the same way."
+        )
+    check_fits(x, net.input_dtype, title)
+    check_tokens(net, x, title)
+    return x
 
 
-def _labels_of(result: Result, shares: Tensor) -> list[str]:
-    return [result.classes[index] for index in shares.argmax(1).tolist()]
+def _labels(facts: Facts, title: str, y: np.ndarray, classes: Sequence[str] | None) -> Tensor:
+    """Return labels as numbers of the model's classes, matched by name where there are names.
+
+    `classes` are the data's own names for the classes that it numbers.
+    """
+    known, (values, places) = facts.classes, np.unique(y, return_inverse=True)
+    names = [str(value) for value in values]
+    if y.dtype.kind != "U" and not (classes is None and _are_numbers(known)):
+        listed = known if classes is None else classes  # numbers without names stand for places
+        if (largest := int(values[-1])) >= len(listed):
+            whose = "the model knows" if classes is None else "it names"
+            raise CompatibilityError(
+                f"{title} has the label {largest}, and {whose} {counted(len(listed), 'class', 'classes')}; labels must "
+                "be numbered from 0. Correct the label or name every class."
+            )
+        names = [str(listed[value]) for value in values]
+    elif y.dtype.kind != "U" and sorted(known, key=int) != list(known):
+        raise CompatibilityError(
+            f"{title} numbers its classes, and those of the model are called {', '.join(known)}: the label {names[0]} "
+            f"may mean the class {names[0]!r} or the class at that place. Add an array `classes`."
+        )
+    if unknown := sorted({*names} - {*known}):
+        raise CompatibilityError(
+            f"{title} has the class {unknown[0]!r}, which the model does not know; its classes are "
+            f"{', '.join(known)}. Rename the class or leave those examples out."
+        )
+    return tensor(np.array([known.index(name) for name in names], dtype=np.int64)[places])
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"-?\d+", name) for name in names)
+
+
+def _expected_of(facts: Facts) -> Expected:
+    """Return what a model that was trained on some data expects of other data."""
+    return Expected(facts.columns, num_inputs=prod(facts.input_shape), colour=facts.colour, labelled=False)
+
+
+def _is_table(title: str) -> bool:
+    """Whether data has columns with names: a table, or a folder with the tables of clients."""
+    return Path(title).suffix.lower() == ".csv" or has_tables(Path(os.path.expanduser(title)))
+
+
+def _notes_on_columns(facts: Facts, title: str, source: DataSource) -> Iterator[str]:
+    """Say how the columns were matched, beside what the source itself has to say."""
+    yield from source.raw.notices
+    if _is_table(title) and facts.columns is None:
+        yield f"The run has no names of columns, so the columns of {title} are taken by position."
+    if source.raw.columns is None and facts.columns is not None:
+        listed = _listed(facts.columns.inputs)
+        yield f"{title} has no names of columns, so they are taken in the order of the run's: {listed}."
+
+
+def _notes_on_labels(facts: Facts, title: str, y: np.ndarray, classes: Sequence[str] | None) -> Iterator[str]:
+    """Say how labels that are numbers are taken by a model whose classes have names."""
+    if y.dtype.kind != "U" and classes is None and not _are_numbers(facts.classes):
+        taken = _listed([f"{place} is taken as {name!r}" for place, name in enumerate(facts.classes)])
+        yield f"{title} has numbers as labels, and the model's classes have names: {taken}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:MAX_LISTED]) + (", ..." if len(words) > MAX_LISTED else "")
+
+
+# -- by content --------------------------------------------------------------------------------------------------------
+
+
+def own_data(facts: Facts, source: DataSource) -> Dataset | None:
+    """Return data as a run has it if it is the run's own, by its hash; only data of the same size is hashed."""
+    if facts.examples is not None and sum(facts.examples) != source.num_examples:
+        return None
+    try:
+        dataset = source.dataset(by_client=facts.clients is not None)
+    except FnrflError:  # no run could have been made of it
+        return None
+    return dataset if (dataset.checksum, dataset.classes) == (facts.sha256, facts.classes) else None
+
+
+def _notes_on_training(result: Result, title: str, x: Tensor) -> Iterator[str]:
+    """Say how many examples have the inputs of one that the model was trained on.
+
+    A run keeps nothing of its examples, not even hashes, by which others could look for somebody's. So its data, and
+    its public data, is read again where it was, if that is on this machine, runs no code and takes seconds.
+    """
+    facts, config = result.data, result.config
+    own = config.dataset.name if config.dataset.name in NAMED_DATASETS else facts.source
+    for name, part in ((own, "training set"), (config.public.source, "public data")):
+        source = _read_again(result, name)
+        if source is None:
+            continue
+        same = own_data(facts, source) if name == own else None
+        if name == own and same is None:
+            yield f"The run's data, {name}, has changed since: the model may be trained on some of these examples."
+            continue
+        known = [tensor(part.x) for part in source.raw.parts.values()] if same is None else [same.train.x]
+        count = sum(num_shared(x, others) for others in known if others.shape[1:] == x.shape[1:])
+        unseen = same is not None and not config.leaks.public_is_test
+        instead = f", or evaluate {name}: the model has not seen its test part" if unseen else ""
+        if count:
+            yield (
+                f"{title}: of {counted(len(x), 'example')}, {count:,} {'has' if count == 1 else 'have'} the same "
+                f"inputs as one in the {part}, so the model may know the answer. Leave them out{instead}."
+            )
+
+
+def _read_again(result: Result, name: str) -> DataSource | None:
+    """Read data of a run once more; None if it is not here, runs code, or cannot be read in seconds."""
+    try:
+        if name in NAMED_DATASETS:
+            here = any(one.name == name and one.found for one in available())
+        else:
+            path = Path(os.path.expanduser(name))
+            sizes = [one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file()]
+            here = name not in ("train", "test") and len(sizes) > 0 and sum(sizes) <= MAX_BYTES
+        return read_source(name, _expected_of(result.data), reading_of(result.config)) if here else None
+    except (FnrflError, OSError):
+        return None

@@ -1,18 +1,27 @@
-"""How good answers are: every metric by name, with its meaning and direction. numpy alone, no torch.
+"""How good answers are: every metric by name, with its meaning and direction, and functions of the user's own.
 
 `docs/metrics.md` has the formulas. A metric that the answers cannot decide, such as the AUC of one class, is None.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 
+from fnrfl import usercode
+from fnrfl.config.typed import show_value
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.core.words import choices
+from fnrfl.rundir.record import RoundRecord
+from fnrfl.runs.metrics import RunMetrics
 
 NUM_BINS = 15  # of the calibration error: equal ones from 0 to 1, each with its upper edge
 EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]  # between them
@@ -147,9 +156,7 @@ def calibration_error(answers: Answers) -> float | None:
         return None
     sure, right = shares.max(1), shares.argmax(1) == answers.labels
     bins = np.searchsorted(EDGES, sure)  # a value on an edge is in the bin below it
-    gaps = np.bincount(
-        bins, weights=right - sure, minlength=NUM_BINS
-    )  # of every bin: right answers minus expected ones
+    gaps = np.bincount(bins, weights=right - sure, minlength=NUM_BINS)  # by bin: right answers minus expected ones
     return float(np.abs(gaps).sum() / len(sure))
 
 
@@ -211,3 +218,111 @@ NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.s
 def leading_metric(personalised: Iterable[bool]) -> Metric:
     """Choose the metric of a run or comparison that names none: accuracy_own if all methods are personalised."""
     return TEST_METRICS["accuracy_own" if all(personalised) else "accuracy"]
+
+
+# -- functions of the user's own ---------------------------------------------------------------------------------------
+
+OF_COMPARISONS = (
+    "algorithm bytes_to_target control dataset difference fnr group metric model_sha256 n p penalty protocol run "
+    "run_dir rounds_to_target scenario seconds_eval seconds_to_target seed seeds target"
+)
+# What a run, and a comparison of runs, has under a name: no function of a user's can have that name.
+NAMES_OF_RESULTS = {*RoundRecord.__annotations__, *vars(RunMetrics), "personalised", "leaks", *OF_COMPARISONS.split()}
+
+TRIED_EXAMPLES = 1000  # on which a function is tried out before anything is trained
+
+
+@dataclass(frozen=True)
+class CustomMetric:
+    """A function of the user's; the metric has its name."""
+
+    words: str  # module:function
+    name: str
+    function: Callable[[Any, Any], object]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """True unless the function has an attribute of this name that is not."""
+        return bool(getattr(self.function, "higher_is_better", True))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the log's first line says about it."""
+        return {"function": self.words, "higher_is_better": self.higher_is_better}
+
+    def ask(self, answers: Answers) -> float | None:
+        """Return the value of the metric; None if the probabilities were not kept, or the value is not finite."""
+        if answers.probabilities is None:
+            return None
+        said = f'metrics = "{self.words}"'
+        with usercode.errors_in_words(
+            f"{said} has failed", "correct it; it is called as function(probabilities, labels)."
+        ):
+            found = self.function(answers.probabilities.copy(), answers.labels.copy())  # which it may change
+        if not isinstance(found, Real) or isinstance(found, bool):
+            raise ConfigError(f"{said} has returned a {type(found).__name__}; it must return a number, as float(...).")
+        return float(found) if math.isfinite(found) else None
+
+
+def _taken(name: str, names: Sequence[str]) -> str:
+    """Say why a function that `metrics` names cannot have this name, after its value; "" if it can."""
+    if name in TEST_METRICS:
+        return f": {name} is the name of a metric of fnrfl's. Rename the function"
+    if name in NAMES_OF_RESULTS:
+        return f": {name} is something else in the results of a run. Rename the function"
+    return "" if names.count(name) == 1 else f" has two functions {name}, and a metric is called as one. Rename one"
+
+
+def load_custom_metrics(words: str) -> tuple[CustomMetric, ...]:
+    """Import the functions that `metrics` names; refuse what is none, and a name that is taken."""
+    if words == "none":
+        return ()
+    each = [str(one) for one in usercode.each_name("metrics", words)]
+    targets = {one: usercode.target("metrics", one) for one in each}
+    said, names, problems = f"metrics = {show_value(words)}", [one.rpartition(":")[2] for one in each], list[str]()
+    if others := [f'"{one}"' for one, target in targets.items() if target is None]:
+        problems.append(
+            f'{said} must name functions of yours, "module:function", joined by commas; not {", ".join(others)}. '
+            "The metrics of `fnrfl list metrics` are in the log of every run and are not named here: --metric NAME of "
+            "`fnrfl compare` and `fnrfl evaluate` shows one."
+        )
+    for name in dict.fromkeys(names):
+        if why := _taken(name, names):
+            problems.append(f"{said}{why}.")
+    if problems:
+        raise ConfigError(" ".join(problems))
+    found = []
+    for one, target in targets.items():
+        function = usercode.fetch(f'metrics = "{one}"', target)
+        if target is None or not callable(function):
+            kind = type(function).__name__
+            raise ConfigError(f'metrics = "{one}" is a {kind}; it must be a function(probabilities, labels).')
+        found.append(CustomMetric(one, target.name, function))
+    return tuple(found)
+
+
+def typed_metrics(recorded: str, names: Sequence[str]) -> tuple[CustomMetric, ...]:
+    """Import the functions that a run's config names, and those among the `names` that a user has typed."""
+    given = [name for name in names if ":" in name]
+    usercode.allow("metrics", ", ".join(given))
+    words = [*([] if recorded == "none" else map(str, usercode.each_name("metrics", recorded))), *given]
+    return load_custom_metrics(", ".join(dict.fromkeys(words)) or "none")
+
+
+def select_metrics(names: Sequence[str], own: Sequence[CustomMetric], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the metrics to show, "all" for all of them; refuse one that there is not."""
+    found: dict[str, None] = {}
+    every = [*known, *(metric.name for metric in own)]
+    for name in names:
+        short = name.rpartition(":")[2]
+        if name != "all" and short not in every:
+            raise ConfigError(f'There is no metric "{name}" here. {choices(name, every)}, or give module:function.')
+        found |= dict.fromkeys(every if name == "all" else [short])
+    return tuple(found)
+
+
+def try_metrics(metrics: Sequence[CustomMetric], labels: Ints, num_classes: int) -> None:
+    """Try each function on made-up probabilities, so that one that fails is refused before anything is trained."""
+    known = labels[:TRIED_EXAMPLES]
+    shares = 0.5 * np.eye(num_classes)[known] + 0.5 / num_classes
+    for metric in metrics:
+        metric.ask(Answers.of_probabilities(shares, known))

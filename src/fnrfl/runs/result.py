@@ -57,11 +57,8 @@ class ClientModels:
         """Return the number of the client of this name."""
         if str(client) in self.names:
             return self.names.index(str(client))
-        numbered = all(name == str(number) for number, name in enumerate(self.names))
-        called, way = "numbered from 0", f"Give one from 0 to {len(self) - 1}."
-        if not numbered:
-            called, way = f"called {some_of(self.names)}", "Give one of them as the data names it."
-        raise ConfigError(f"There is no client {printable(str(client))}: the run has {len(self)}, {called}. {way}")
+        known = f"{len(self)}, called {some_of(self.names)}"
+        raise ConfigError(f"There is no client {printable(str(client))}: the run has {known}. Give one of them.")
 
     def __getitem__(self, client: int) -> State:
         state, memory = self._stored
@@ -109,10 +106,9 @@ class Result(RunMetrics):
 
     def _repr_html_(self) -> str:
         """Show in a notebook what was run, and the numbers of the last round."""
-        shown = {name: values[-1] for name, values in self.curve().items()}
-        cells = "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(_short(value))}</td></tr>" for name, value in shown.items()
-        )
+        last = {name: values[-1] for name, values in self.curve().items()}
+        shown = {name: "-" if one is None else f"{one:.4g}" if one % 1 else f"{one:,.0f}" for name, one in last.items()}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{one}</td></tr>" for name, one in shown.items())
         return f"<p>{escape(repr(self))}</p><table>{cells}</table>"
 
     @property
@@ -137,12 +133,11 @@ class Result(RunMetrics):
     @property
     def confusion(self) -> list[list[int]]:
         """Test examples by their class (rows) and by the class that the model gives (columns), after the last round."""
-        logged: list[list[int]] | None = self.rounds[-1].get("confusion")
-        if logged is None:
+        if (logged := self.rounds[-1].get("confusion")) is None:
             raise ConfigError(
                 "The run's log has no confusion matrix, as in older versions. fnrfl.evaluate counts anew."
             )
-        return logged
+        return list(logged)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -169,8 +164,8 @@ class Result(RunMetrics):
     @isolated()
     def net(self) -> Net:
         """The net that the run trained, freshly initialised; its data need not be there."""
-        shape, tokens = self.input_shape, self.data.tokens
-        net = build_net(self.config, shape, len(self.classes), integers=tokens, passed=self.passed, trained=True)
+        keys: dict[str, Any] = {"integers": self.data.tokens, "passed": self.passed, "trained": True}
+        net = build_net(self.config, self.input_shape, len(self.classes), **keys)
         return net.with_input_scale(InputScale.of(self.weights)) if self.config.dataset.asks_for_means else net
 
     @cached_property
@@ -184,8 +179,7 @@ class Result(RunMetrics):
         """The clients' models where the method gives each its own, else None: all use `model`."""
         if self.stored is None:
             return None
-        algorithm = build_algorithm(self.config, self.passed)
-        return ClientModels(algorithm, self.net, self.clients, self.stored)
+        return ClientModels(build_algorithm(self.config, self.passed), self.net, self.clients, self.stored)
 
     def client_model(self, client: int | str) -> nn.Module:
         """Return a client's model, an ordinary module in eval mode, for methods that give each its own.
@@ -237,10 +231,6 @@ class Result(RunMetrics):
         }
 
 
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if value != int(value) else f"{int(value):,}"
-
-
 def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:
     """Names, types, shapes and bytes of some tensors."""
     for name, tensor in sorted(named.items()):
@@ -276,8 +266,5 @@ def models_in_memory(state: State, store: ClientMemory) -> ReadModels:
     copies = ClientStore({}, Path(folder.name))
     for client in store:
         copies.put(client, store.get(client))
-
-    def memory(client: int, _owner: object = folder) -> Tree | None:  # the folder goes when nobody can ask any more
-        return copies.get(client) if client in copies else None
-
-    return lambda: (state, memory)
+    # The folder goes when nobody can ask any more.
+    return lambda: (state, lambda client, _owner=folder: copies.get(client) if client in copies else None)

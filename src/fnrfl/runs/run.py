@@ -1,22 +1,34 @@
-"""One run: build, loop over rounds, write one event per round, checkpoint, and give back a Result."""
+"""One run: build, loop over rounds, write one event per round, checkpoint, and give back a Result.
+
+Its files are written when it begins, and held against each other and against its data when it goes on.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import os
+import platform
 import shlex
+import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fnrfl.config import RunConfig
+import numpy as np
+import torch
+
+import fnrfl
+from fnrfl.config import RunConfig, loads
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.store import CPU
 from fnrfl.core.trees import aligned, moved
 from fnrfl.core.types import State
@@ -25,10 +37,12 @@ from fnrfl.data.scaling import Scaling
 from fnrfl.engines.metered import Metered
 from fnrfl.process import isolated
 from fnrfl.rundir import checkpoint, directory, events, files, places
+from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.interrupt import interruptible, stoppable
-from fnrfl.runs import run_files
+from fnrfl.rundir.origin import read_origin
+from fnrfl.rundir.record import Index, checked_rounds
 from fnrfl.runs.callbacks import Listeners, log_once
 from fnrfl.runs.error_context import check_scores, check_shapes, check_state, for_json, method_errors, model_errors
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
@@ -37,7 +51,9 @@ from fnrfl.runs.scores import score_round
 from fnrfl.runs.setup.build import Built, RunParts, build
 from fnrfl.runs.setup.engine import ClientNetwork, RunNetwork
 from fnrfl.runs.setup.method import build_algorithm, cohort
+from fnrfl.usercode import source_hashes
 
+logger = logging.getLogger("fnrfl")
 Progress = Callable[[Event], None]
 Phase = Callable[[str], None]
 
@@ -70,18 +86,20 @@ def run(
     """
     told = Listeners(progress, callbacks)
     names = () if out is None else places.run_dirs(config, out, overwrite=overwrite)
-    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
-        checkpoint_every = checkpoint_every if network is None else 0.0
+    connection = None if network is None else RunNetwork(network, uuid.uuid4().hex)
+    with tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch, ExitStack() as stack:
         built = build(config, Path(scratch), runs_alike, None, passed, connection, parts)
         log_once(built.notices)
         log_once(built.on_split, logging.INFO)  # how every run begins: a command shows it
-        if out is None:
-            return _train(built, RunWriter(None, checkpoint_every), Begun(), told, phase)
-        with ExitStack() as stack:
-            place, header = run_files.create_run_dir(stack, names, built, overwrite=overwrite)
-            writer = RunWriter(place, checkpoint_every, events.line(header))
-            return _train(built, writer, Begun(header), told, phase)
+        log = RunLog(built, checkpoint_every)
+        if out is not None:
+            contents: dict[str, str | bytes] = {
+                "config.toml": built.passed.heading(built.config) + built.config.to_toml(),
+                "partition.json": json.dumps(built.manifest()) + "\n",
+                "events.jsonl": events.line(log.header),
+            }
+            log.place = directory.create_first(stack, names, contents, overwrite=overwrite)
+        return _train(log, told, phase)
 
 
 @stoppable()
@@ -105,23 +123,21 @@ def resume(
     if directory.is_finished(run_dir):
         return load(run_dir, trust=trust, passed=passed)
     with directory.opened(run_dir) as place, tempfile.TemporaryDirectory(prefix="fnrfl-") as scratch:
-        found = run_files.verify(run_dir, trust=trust)
+        found = verify(run_dir, trust=trust)
         header, *rounds = found.events_so_far
         passed.check_resumed(run_dir, found.config)
         connection = None if network is None else RunNetwork(network, header.get("run_at_nodes", ""))
-        checkpoint_every = checkpoint_every if network is None else 0.0
         scaling = Scaling.from_json(header.get("scale"))
         built = build(found.config, Path(scratch), runs_alike, scaling, passed, connection, parts)
-        run_files.refuse_changed_inputs(run_dir, header, built)
-        run_files.warn_of_other_versions(run_dir, header)
+        _check_inputs(run_dir, header, built)
         state = None
         if found.saved is not None:
             state = checkpoint.load_checkpoint(run_dir, found.saved, built.engine.memory).to(built.net.device)
             check_shapes(run_dir, state, built.engine)
         logged = b"".join(found.log)
         files.write(run_dir / "events.jsonl", logged)
-        writer = RunWriter(place, checkpoint_every, logged)
-        return _train(built, writer, Begun(header, rounds, state, True), told, phase)
+        log = RunLog(built, checkpoint_every, place, header, rounds, state, logged)
+        return _train(log, told, phase)
 
 
 @isolated()
@@ -134,7 +150,7 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
     directory.check_is_run(run_dir)
     if not directory.is_finished(run_dir):
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
-    found = run_files.verify(run_dir, trust=trust)
+    found = verify(run_dir, trust=trust)
     config, saved = found.config, found.saved
     if saved is None or saved.round != config.rounds:
         raise ConfigError(
@@ -150,105 +166,96 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
     return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, stored, passed)
 
 
-@dataclass(frozen=True)
-class Begun:
-    """How far a run has come: nothing yet, or what a checkpoint holds."""
+@dataclass(eq=False)
+class RunLog:
+    """How far a run has come; if it has a directory, each round is logged there, with a checkpoint now and then."""
 
-    header: Event | None = None  # the first line of the log; None: there is no log
+    built: Built
+    checkpoint_every: float
+    place: RunDir | None = None
+    began: Event | None = None  # the first line of the log of a run that goes on
     rounds: list[Event] = field(default_factory=list)
-    state: State | None = None
-    resumed: bool = False
+    state: State | None = None  # of the checkpoint that it goes on from
+    logged: bytes = b""  # what its log has so far
+    saved_at: float = 0.0
 
-    def facts(self, built: Built, place: RunDir | None) -> dict[str, Any]:
+    @cached_property
+    def header(self) -> Event:
+        """The first line of the log."""
+        return self.began or _log_header(self.built)
+
+    @cached_property
+    def _sha256(self) -> hashlib._Hash:
+        return hashlib.sha256(self.logged or events.line(self.header))
+
+    def facts(self) -> dict[str, Any]:
         """Return what a callback is told when the run begins."""
-        header = run_files.log_header(built) if self.header is None else self.header
-        read = json.loads(events.line(header))  # as a resumed run has it
+        read = json.loads(events.line(self.header))  # as a resumed run has it
         known = {key: value for key, value in read.items() if key != "config"}
+        place = self.place
         where = {"run_dir": None, "folder": None} if place is None else {"run_dir": place.given, "folder": place.path}
-        return known | where | {"rounds_done": len(self.rounds), "resumed": self.resumed}
+        return known | where | {"rounds_done": len(self.rounds), "resumed": self.began is not None}
 
-
-class RunWriter:
-    """Writes every round of a run into the log of its directory, if it has one, and a checkpoint from time to time."""
-
-    def __init__(self, place: RunDir | None, checkpoint_every: float, logged: bytes = b"") -> None:
-        """`logged` is what the event log has so far."""
-        self.place, self.checkpoint_every = place, checkpoint_every
-        self._logged = hashlib.sha256(logged)
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Count the seconds to the next checkpoint from now on."""
-        self._saved = time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved >= self.checkpoint_every
-
-    def write(self, event: Event) -> None:
-        """Add a round to the log."""
+    def add(self, event: Event) -> None:
+        """Add a round."""
+        self.rounds.append(event)
         if self.place is not None:
             events.append_event(self.place.path / "events.jsonl", event)
-            self._logged.update(events.line(event))
+            self._sha256.update(events.line(event))
 
-    def save(self, built: Built, rounds: list[Event], state: State) -> None:
+    def save(self, state: State) -> None:
         """Write a checkpoint of what the run has come to."""
-        if self.place is None:
-            return
-        files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
-        hashes = {"config": built.config.sha256, "log": self._logged.hexdigest()}
-        checkpoint.save_checkpoint(self.place.path, len(rounds), state, built.engine.memory, **hashes)
-        self.place.settle()
-        self.restart_clock()
+        if self.place is not None:
+            files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
+            hashes = {"config": self.built.config.sha256, "log": self._sha256.hexdigest()}
+            memory = self.built.engine.memory
+            checkpoint.save_checkpoint(self.place.path, len(self.rounds), state, memory, **hashes)
+            self.place.settle()
+            self.saved_at = time.monotonic()
+
+    def finish(self, state: State) -> Result:
+        """Return what came out after the last round; in a run directory, `model.safetensors` marks the run finished."""
+        built, place, personalised = self.built, self.place, self.built.algorithm.personalised
+        weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
+        if place is None:
+            stored = models_in_memory(state, built.engine.memory) if personalised else None
+            return Result(built.config, self.rounds, weights, built.facts, None, stored, built.passed)
+        ended = checkpoint.finish(place.path, weights)
+        stored = models_on_disk(place.path, ended) if personalised else None
+        return Result(built.config, self.rounds, weights, built.facts, place.given, stored, built.passed)
 
 
-def _train(built: Built, writer: RunWriter, begun: Begun, told: Listeners, phase: Phase | None) -> Result:
+def _train(log: RunLog, told: Listeners, phase: Phase | None) -> Result:
     """Train all rounds that are still to come."""
-    config, engine = built.config, built.engine
+    built, state, config, engine = log.built, log.state, log.built.config, log.built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
-    rounds, state = list(begun.rounds), begun.state
-    with told.hearing(config, lambda: begun.facts(built, writer.place)):
-        with engine, nullcontext(lambda: None) if writer.place is None else interruptible() as stop:
+    every = log.checkpoint_every if built.connection is None else 0.0  # clients on other machines keep two rounds
+    with told.hearing(config, log.facts):
+        with engine, nullcontext(lambda: None) if log.place is None else interruptible() as stop:
             if state is None:
                 with method_errors(config, "before the first round"):
                     state = built.algorithm.init(built.net)
             engine.warm_up()
-            writer.restart_clock()
-            for t in range(len(rounds), config.rounds):
+            log.saved_at = time.monotonic()
+            for t in range(len(log.rounds), config.rounds):
                 state, event = _train_round(built, metered, state, t)
-                rounds.append(event)
                 last = t + 1 == config.rounds
                 stopping = None if last else stop()  # a signal that comes later takes effect after the next round
-                due = stopping or last or writer.due
-                writer.write(event)
+                due = stopping or last or time.monotonic() - log.saved_at >= every
+                log.add(event)
                 if due:
-                    writer.save(built, rounds, state)
+                    log.save(state)
                 try:
                     told.round(event)
                 except BaseException:  # whoever listens may stop a run as well, such as a pipe that was closed
                     if not due:
-                        writer.save(built, rounds, state)
+                        log.save(state)
                     raise
                 if stopping:
                     raise stopping
-        result = _result(built, writer.place, rounds, state)
+        result = log.finish(state)
     told.end(result)
     return result
-
-
-def _result(built: Built, place: RunDir | None, rounds: list[Event], state: State) -> Result:
-    """Return what came out after the last round; in a run directory, `model.safetensors` marks the run finished."""
-    weights = aligned(moved(built.net.named(state.params, state.buffers), CPU))
-    personalised = built.algorithm.personalised
-    if place is None:
-        stored = models_in_memory(state, built.engine.memory) if personalised else None
-    else:
-        ended = checkpoint.finish(place.path, weights)
-        stored = models_on_disk(place.path, ended) if personalised else None
-    return Result(
-        built.config, rounds, weights, built.facts, None if place is None else place.given, stored, built.passed
-    )
 
 
 def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
@@ -281,3 +288,102 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
         **for_json(engine.notes),
         "leaks": list(config.leaks_on),
     }
+
+
+# -- its files ---------------------------------------------------------------------------------------------------------
+
+
+def _log_header(built: Built) -> Event:
+    """Return the first line of a run's log, with the keys of `RunHeader`."""
+    device, machine = built.net.device, f"{platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "config": built.config.as_dict(),
+        "config_sha256": built.config.sha256,
+        "leaks": list(built.config.leaks_on),
+        "personalised": built.algorithm.personalised,
+        "notices": list(built.notices),
+        "versions": versions(),
+        "git": _revision(),
+        "device": f"{torch.cuda.get_device_name(device)}; {machine}" if device.type == "cuda" else machine,
+        "data": built.facts.as_json(),
+        "test_counts": torch.bincount(built.splits.test.y, minlength=built.dataset.num_classes).tolist(),
+        **({"site_test_counts": sizes_of(tests).tolist()} if (tests := built.splits.site_tests) else {}),
+        "partition": built.partition.sha256,
+        "parameters": built.net.size,
+        **({"given": given} if (given := built.passed.as_json(built.config)) else {}),
+        **({"code_sha256": code} if (code := source_hashes(flat_config(built.config))) else {}),
+        **({} if built.scaling is None else {"scale": built.scaling.as_json()}),
+        **({} if built.connection is None else {"run_at_nodes": built.connection.run}),
+        **({"own_metrics": {one.name: one.as_json() for one in built.metrics}} if built.metrics else {}),
+    }
+
+
+def _revision() -> str | None:
+    """The git revision of the code, where it runs from a checkout."""
+    try:
+        # No timeout: it would poll by sleeping, which never ends where the clock is set to before 1970 by a library.
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result may depend on."""
+    return {
+        "fnrfl": fnrfl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the files of a run directory say, once they have been found to belong together."""
+
+    config: RunConfig
+    saved: Index | None  # the last checkpoint
+    log: list[bytes]  # the lines of the event log up to it
+    events_so_far: list[Event]  # the same: the first line, about the run, and one event for each round
+
+
+def verify(run_dir: Path, *, trust: bool) -> Verified:
+    """Return what a run directory holds; refused if its files do not belong together."""
+    found = read_origin(run_dir)
+    config = loads(found.toml, origin=str(run_dir / "config.toml"), trust=trust, of_run=True)
+    # Version 0.1.0 hashed the text; a hash of the values goes on being right when a later version adds a key.
+    hashes = {config.sha256, hashlib.sha256(found.toml.encode()).hexdigest(), None}
+    written = {"events.jsonl": found.header["config_sha256"], "checkpoint.json": found.saved and found.saved.config}
+    for name, sha256 in written.items():
+        if sha256 not in hashes:
+            raise ConfigError(
+                f"{run_dir / name} belongs to another config than the config.toml beside it. Put that file back as it "
+                "was, or run again into another directory."
+            )
+    log = list(found.log())
+    header, *rounds = events.read_events(run_dir / "events.jsonl", log)
+    return Verified(config, found.saved, log, [header, *checked_rounds(run_dir, rounds, found.partition)])
+
+
+def _check_inputs(run_dir: Path, began: Event, built: Built) -> None:
+    """Refuse to go on with other data or another split than the run began with; say so of other versions."""
+    then, now = began["versions"], versions()
+    other = [name for name in now if then.get(name, now[name]) != now[name]]
+    before, after = (", ".join(f"{name} {found[name]}" for name in other) for found in (then, now))
+    by = f" It was begun with {before}; that may be why." if other else ""
+    if began["data"]["sha256"] != built.dataset.checksum:
+        raise ConfigError(
+            f'dataset = "{built.config.dataset.name}" is not the data that {run_dir} was begun with.{by} Put it '
+            "back as it was, or run again into another directory."
+        )
+    if began["partition"] != built.partition.sha256:
+        raise ConfigError(
+            f"The split among the clients is not the one that {run_dir} was begun with.{by} Run again into another "
+            "directory."
+        )
+    if other:
+        logger.warning(
+            f"{run_dir} was begun with {before} and goes on with {after}: its numbers may differ by rounding from "
+            "those of a run that was not interrupted."
+        )

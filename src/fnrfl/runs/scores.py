@@ -19,9 +19,8 @@ from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
 from fnrfl.data.noise import mixed_noise, noise_of_scores
 from fnrfl.rundir.events import Event
-from fnrfl.runs.custom_metrics import CustomMetric
 from fnrfl.runs.metrics import OWN
-from fnrfl.runs.quality import TEST_METRICS, Answers, known_or_none, recall_by_class
+from fnrfl.runs.quality import TEST_METRICS, Answers, CustomMetric, known_or_none, recall_by_class
 from fnrfl.runs.setup.build import Built
 
 CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone

@@ -1,8 +1,12 @@
-"""Whole runs side by side, in processes of this machine or on a Ray cluster; each writes its directory as always."""
+"""Other processes: whole runs side by side, on this machine or a Ray cluster, and Ray actors for clients of one run.
+
+A whole run writes its directory as always.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from types import FrameType
@@ -18,14 +23,21 @@ from typing import Any, Literal
 from fnrfl.config import RunConfig
 from fnrfl.config.resolving import from_flat
 from fnrfl.core.errors import CompatibilityError, FnrflError, sentence
+from fnrfl.data.scaling import Scaling
+from fnrfl.engines.gpus import found_devices
+from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, why_not_answered
+from fnrfl.engines.trainer import Trainer
+from fnrfl.engines.wire import from_bytes, to_bytes
 from fnrfl.rundir.interrupt import Interrupted
-from fnrfl.runs.passed import PassedObjects
-from fnrfl.runs.ray_run import check_installed, refuse_objects
+from fnrfl.runs.passed import INIT, PassedObject, PassedObjects
 from fnrfl.runs.run import resume, run
+from fnrfl.runs.setup.build import RunParts, gather_parts
+from fnrfl.runs.setup.engine import VmapError, build_trainer
 
 On = Literal["here", "processes", "ray"]
 DIED = "A process ended before its run was done; perhaps there was not enough memory. Set fewer --workers."
+ON_THE_CPU = "Set network.gpus = 0, with which actors train one client after another on the CPU"
 
 
 @dataclass(frozen=True)
@@ -40,13 +52,29 @@ class Workers:
 def refuse_elsewhere(config: RunConfig, passed: PassedObjects, on: On) -> None:
     """Refuse a run that cannot be carried out in another process."""
     if on == "ray":
-        check_installed()
-    refuse_objects(config, passed)
+        _check_installed()
+    _refuse_objects(config, passed)
     if on == "ray" and config.engine.name == "ray":
         raise CompatibilityError(
             'engine = "ray" spreads the clients of one run over a cluster, and --on ray spreads the runs. Choose one: '
             "leave engine out, or leave --on out."
         )
+
+
+def _check_installed() -> None:
+    """Refuse to go on without Ray."""
+    if find_spec("ray") is None:
+        raise CompatibilityError("Ray is not installed. Install it: pip install 'fnrfl[ray]'.")
+
+
+def _refuse_objects(config: RunConfig, passed: PassedObjects, but: str = "") -> None:
+    """Refuse objects that would have to travel to another process."""
+    for one in passed.used_by(config).objects:
+        if one.argument != but:
+            raise CompatibilityError(
+                f"Another process builds the run from its config, and {one.argument} was given as an object "
+                f"({one.label}). Name it instead, as a file or as module:function, or run it here."
+            )
 
 
 def finish_run(values: dict[str, Any], folder: str, checkpoint_every: float) -> str:
@@ -104,10 +132,16 @@ def process_workers(count: int, checkpoint_every: float) -> Iterator[Workers]:
 
 def _begin_worker(pids: Any) -> None:
     """Leave Ctrl-C to the process that started this one, and end when it ends."""
+
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop_at_once)
     pids.put(os.getpid())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
@@ -120,13 +154,7 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
-
-
-# -- a Ray cluster -----------------------------------------------------------------------------------------------------
+# -- runs on a Ray cluster ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -153,16 +181,15 @@ def ray_workers(config: RunConfig, checkpoint_every: float) -> Iterator[Workers]
             done: list[Any] = []
             while not done:
                 done, _ = ray.wait(tasks, num_returns=1, timeout=LOOK)
-            return {one: _answer(ray, one) for one in done}
+            return {one: answer(one) for one in done}
+
+        def answer(task: Any) -> str:
+            try:
+                return str(ray.get(task))
+            except ray.exceptions.RayError as error:
+                return why_not_answered(error)
 
         yield Workers(slots, submit, finished)
-
-
-def _answer(ray: Any, task: Any) -> str:
-    try:
-        return str(ray.get(task))
-    except ray.exceptions.RayError as error:
-        return why_not_answered(error)
 
 
 def _needs(config: RunConfig) -> tuple[Need, Need]:
@@ -172,3 +199,54 @@ def _needs(config: RunConfig) -> tuple[Need, Need]:
     if network.gpus or config.engine.name != "gpu":
         return cpus, Need("GPU", network.gpus, "network.gpus", "Set a smaller network.gpus")
     return cpus, Need("GPU", 1.0, 'engine = "gpu"', 'Set engine = "auto"')
+
+
+# -- clients of one run in Ray actors ----------------------------------------------------------------------------------
+
+
+def ray_actors(parts: RunParts, scaling: Scaling | None, passed: PassedObjects) -> RayActors:
+    """The actors of a run; nothing is started yet."""
+    config = parts.config
+    _check_installed()
+    _refuse_objects(config, passed, but=INIT)
+    described = lambda: to_bytes(told_to_actors(parts, scaling, passed))  # noqa: E731
+    return RayActors(int(config.engine.threads), config.network, trainer_in_actor, described)
+
+
+def told_to_actors(parts: RunParts, scaling: Scaling | None, passed: PassedObjects) -> dict[str, Any]:
+    """What an actor is told of a run, as plain values."""
+    return {
+        "config": parts.config.flat(),
+        "scale": None if scaling is None else scaling.as_json(),
+        "init": [[one.what, one.sha256, one.value] for one in passed.used_by(parts.config).objects],
+        "data": parts.dataset.checksum,
+        "partition": parts.partition.sha256,
+    }
+
+
+def trainer_in_actor(described: bytes) -> Trainer:
+    """The trainer of an actor: that of the loop engine, or with a share of a GPU that of the gpu engine."""
+    told = from_bytes(described)
+    config = from_flat(told["config"])
+    engine: dict[str, Any] = {"name": "gpu" if config.network.gpus else "loop", "threads": 1}
+    passed = PassedObjects(tuple(PassedObject(INIT, *one) for one in told["init"]))
+    asked = f'engine = "ray" with network.gpus = {config.network.gpus:g}'
+    if config.network.gpus:
+        found_devices(asked, f"{ON_THE_CPU}, or install torch with CUDA on {platform.node()}.")
+    try:
+        parts = gather_parts(replace(config, engine=replace(config.engine, **engine)), passed)
+    except VmapError as error:
+        raise VmapError(asked, config.model.name, error.why, ON_THE_CPU) from error
+    for what, found, wanted in (
+        ("data", parts.dataset.checksum, told["data"]),
+        ("split among the clients", parts.partition.sha256, told["partition"]),
+    ):
+        if found != wanted:
+            raise FnrflError(
+                f"The {what} that a Ray actor on {platform.node()} finds for dataset = "
+                f'"{config.dataset.name}" is not that of this machine. Put the same files and the same version of '
+                "fnrfl on every machine."
+            )
+    if (scaling := Scaling.from_json(told["scale"])) is not None:
+        parts = parts.scaled_by(scaling)
+    return build_trainer(parts.config, parts.net, parts.pool)

@@ -26,7 +26,6 @@ from fnrfl.data.scenarios import SavedSplit
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import can_use_cudnn, kernel_settings, on_first_gpu
 from fnrfl.process import until_left
-from fnrfl.runs.custom_metrics import CustomMetric, load_custom_metrics, try_metrics
 from fnrfl.runs.data import (
     build_pool,
     divide,
@@ -37,6 +36,7 @@ from fnrfl.runs.data import (
     with_counted_clients,
 )
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.quality import CustomMetric, load_custom_metrics, try_metrics
 from fnrfl.runs.setup.checks import Candidate, check_rules, notes
 from fnrfl.runs.setup.engine import (
     RunNetwork,
@@ -184,13 +184,14 @@ def build(
     if parts is None:
         dataset = load_data(config, passed)
         parts = parts_with(config, dataset, dataset.notices, passed)
-    try_metrics(metrics, parts.splits.test.y, parts.dataset.num_classes)
+    if metrics:
+        try_metrics(metrics, parts.splits.test.y.cpu().numpy(), parts.dataset.num_classes)
     if parts.config.dataset.asks_for_means:
         scaling = scaling or ask_for_scaling(parts, connection)
         parts = parts.scaled_by(scaling)
     there: Any = connection
     if parts.config.engine.name == "ray":
-        from fnrfl.runs.ray_run import ray_actors  # which builds parts, too
+        from fnrfl.runs.workers import ray_actors  # which builds parts, too
 
         there = ray_actors(parts, scaling, passed)
     engine = build_engine(parts, scratch, runs_alike, there, scaling)

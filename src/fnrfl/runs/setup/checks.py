@@ -6,7 +6,7 @@ the way out, in which `found` is what the predicate returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,8 +100,10 @@ class Candidate:
         sets = [set(y.unique().tolist()) for y in (held, splits.test.y, splits.public.y)]
         return sets[0], sets[1], sets[2]
 
-    def names(self, labels: set[int]) -> list[str]:
-        return [self.dataset.classes[label] for label in sorted(labels)]
+    def listed(self, labels: set[int]) -> str:
+        """Return how many classes there are among labels, and their names; "" if there are none."""
+        names = [self.dataset.classes[label] for label in sorted(labels)]
+        return f"{counted(len(names), 'class', 'classes')} ({some_of(names)})" if names else ""
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,15 @@ class Rule:
 
 def check_rules(run: Candidate) -> None:
     """Raise the sentence of the first rule that a run breaks."""
-    for rule in RULES:
-        if (sentence := rule.broken(run)) is not None:
-            raise CompatibilityError(sentence)
+    for sentence in filter(None, (rule.broken(run) for rule in RULES)):
+        raise CompatibilityError(sentence)
     if run.partition.noise is not None and run.partition.noise.kind == "mask":
         mask(0, run.config.clients, tuple(run.splits.train.x.shape[1:]))  # refuses examples that are no images
 
 
-def notes(run: Candidate) -> Iterator[str]:
-    """Yield what a user should know, once, before the first round."""
-    for rule in NOTES:
-        if (sentence := rule.broken(run)) is not None:
-            yield sentence
+def notes(run: Candidate) -> tuple[str, ...]:
+    """Return what a user should know, once, before the first round."""
+    return tuple(filter(None, (rule.broken(run) for rule in NOTES)))
 
 
 # -- predicates that are longer than a line ----------------------------------------------------------------------------
@@ -151,11 +150,6 @@ def _wrong_weights(run: Candidate) -> dict[str, Any] | None:
     return {"numbers": counted(count, "number"), "classes": classes} if count not in (0, classes) else None
 
 
-def _shares_redrawn_noise(run: Candidate) -> bool:
-    noise = run.partition.noise
-    return noise is not None and not noise.redraw and run.splits.public_to == "everybody"
-
-
 def _nobody_to_learn_from(run: Candidate) -> dict[str, Any] | None:
     """A refined client needs another one to take targets from; in some rounds it may have none, but not in all."""
     fnr, answer = run.config.fnr, num_answers(run.config)
@@ -173,14 +167,9 @@ def _nobody_to_learn_from(run: Candidate) -> dict[str, Any] | None:
     }
 
 
-def _too_many_seen(run: Candidate) -> Passes | None:
-    return next((one for one in run.passes if one.epochs * one.examples > MAX_SEEN), None)
-
-
 def _filled_by_repeating(run: Candidate) -> Passes | None:
-    if run.config.client.last_batch != "run-on":
-        return None
-    return next((one for one in run.passes if one.batch > max(MAX_FILLED, one.epochs * one.total)), None)
+    passes = run.passes if run.config.client.last_batch == "run-on" else ()
+    return next((one for one in passes if one.batch > max(MAX_FILLED, one.epochs * one.total)), None)
 
 
 def _cannot_train_on_one(run: Candidate) -> dict[str, Any] | None:
@@ -207,11 +196,6 @@ def _smaller_than_a_batch(run: Candidate) -> dict[str, Any] | None:
     if run.config.client.last_batch != "drop" or held >= run.config.client.batch:
         return None
     return {"client": client, "examples": counted(held, "example")}
-
-
-def _empty_client(run: Candidate) -> dict[str, int] | None:
-    client = int(run.partition.sizes.argmin())
-    return None if run.partition.sizes[client] else {"client": client}
 
 
 RULES = (
@@ -246,7 +230,8 @@ RULES = (
     Rule("scenario", lambda run: run.partition.noise is not None and run.tokens,
          'scenario = "{config.scenario}" adds noise to features, and model = "{config.model.name}" takes whole numbers '
          "as they are (tokens), which noise would turn into others. Choose a scenario without feature noise."),
-    Rule("scenario", _shares_redrawn_noise,
+    Rule("scenario",
+         lambda run: run.splits.public_to == "everybody" and (noise := run.partition.noise) and not noise.redraw,
          '{run.method} gives the same public examples to every client, and under scenario = "{config.scenario}" an '
          "example keeps the noise of one. Leave out redraw=false."),
     Rule("fnr.share", _nobody_to_learn_from,
@@ -257,7 +242,8 @@ RULES = (
          lambda run: run.config.engine.threads != "auto" and run.config.engine.threads > MAX_THREADS,
          "engine.threads = {config.engine.threads} are more than any machine has use for; "
          f"{MAX_THREADS} are the most. Set engine.threads = auto, a thread for each core."),
-    Rule("client.epochs", _too_many_seen,
+    Rule("client.epochs",
+         lambda run: next((one for one in run.passes if one.epochs * one.examples > MAX_SEEN), None),
          "{found.section}.epochs = {found.epochs} passes over the {found.examples} examples of {found.whose} are more "
          f"than can be planned for a round; {MAX_SEEN} examples are the most. Set fewer, and more rounds."),
     Rule("client.batch", _filled_by_repeating,
@@ -268,8 +254,8 @@ RULES = (
          'model = "{config.model.name}" cannot be trained on a batch of one example ({found[error]}), and '
          "{found[of].whose} has such a batch: {found[examples]} by {found[of].section}.batch = {found[of].batch}. Set "
          "a larger batch{found[run_on]}."),
-    Rule("scenario", _empty_client,
-         'Under scenario = "{config.scenario}" client {found[client]} has no examples. Set a minimum, another seed or '
+    Rule("scenario", lambda run: [str(client) for client in np.flatnonzero(run.partition.sizes == 0)],
+         'Under scenario = "{config.scenario}" client {found[0]} has no examples. Set a minimum, another seed or '
          "fewer clients."),
     Rule("client.last_batch", _smaller_than_a_batch,
          "Client {found[client]} has {found[examples]}, less than one batch of {config.client.batch}, so with "
@@ -285,23 +271,9 @@ def _refines_nobody(run: Candidate) -> str:
     return f"{'a cohort of' if cohort == cohort_size(config) else 'those that answer,'} {cohort}"
 
 
-def _never_trained(run: Candidate) -> str:
-    train, test, _ = run.labels
-    return _classes(run.names(test - train))
-
-
 def _never_refined(run: Candidate) -> str:
     train, _, public = run.labels
-    return _classes(run.names(train - public)) if run.config.fnr is not None and public else ""
-
-
-def _single_class(run: Candidate) -> str:
-    train, _, _ = run.labels
-    return repr(run.names(train)[0]) if len(train) == 1 else ""
-
-
-def _classes(names: list[str]) -> str:
-    return f"{counted(len(names), 'class', 'classes')} ({some_of(names)})" if names else ""
+    return run.listed(train - public) if run.config.fnr is not None and public else ""
 
 
 def _told_by_sums(run: Candidate) -> dict[str, str] | None:
@@ -344,8 +316,9 @@ NOTES = (
          "fnr.share = {config.fnr.share} of {found} is nobody: no client will be refined."),
     Rule("fnr", lambda run: run.config.fnr is not None and run.splits.public_to != "nobody",
          "with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on."),
-    Rule("dataset", _single_class, "All training examples are of one class, {found}: there is nothing to learn."),
-    Rule("dataset", _never_trained,
+    Rule("dataset", lambda run: [run.dataset.classes[one] for one in run.labels[0]] if len(run.labels[0]) == 1 else "",
+         "All training examples are of one class, {found[0]!r}: there is nothing to learn."),
+    Rule("dataset", lambda run: run.listed(run.labels[1] - run.labels[0]),
          "The test part has {found} without a training example: no model can know them."),
     Rule("public.size", _never_refined,
          "Public data has no example of {found}: FNR neither measures nor refines them."),

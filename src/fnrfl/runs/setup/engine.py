@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.func import vmap
 
 from fnrfl.config import RunConfig, registry
-from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.errors import CompatibilityError, FnrflError, out_of_memory
 from fnrfl.core.feed import Feed
 from fnrfl.core.messages import ClientSide
 from fnrfl.core.net import Net
 from fnrfl.core.options import NetworkOptions
-from fnrfl.core.trees import Tree
+from fnrfl.core.step import by_transform
+from fnrfl.core.types import Flat, Tree
 from fnrfl.core.words import INPUT_SCALE
 from fnrfl.data.batches import Pool
 from fnrfl.data.datasets import Dataset
 from fnrfl.data.scaling import Scaling, ask_clients
 from fnrfl.engines.assemble import Layout, assemble, assemble_trainer
 from fnrfl.engines.federation import Federation
-from fnrfl.engines.gpus import clients_that_fit, found_devices
+from fnrfl.engines.gpus import can_use_cudnn, clients_that_fit, found_devices, kernel_settings, on_first_gpu
 from fnrfl.engines.groups import GROUP_SIZE
 from fnrfl.engines.ray.actors import RayActors
 from fnrfl.engines.trainer import Trainer
+from fnrfl.kernels.convolution import ClientConv2d
+from fnrfl.process import filters_lock
 from fnrfl.runs.setup.method import cohort_size
-from fnrfl.runs.setup.vmap_support import VmapError, vmap_failure
 
 if TYPE_CHECKING:
     from fnrfl.runs.setup.build import RunParts
@@ -62,17 +71,12 @@ def choose_engine(config: RunConfig, net: Net) -> tuple[RunConfig, tuple[str, ..
     workers = _num_workers(config, name)
     threads = max(1, min(cohort, workers)) if engine.threads == "auto" else int(engine.threads)
     at_once = engine.clients_at_once
-    if at_once == "auto" and name == "gpu":
-        at_once = clients_that_fit(net.size, net.dtype.itemsize, cohort)
-    elif at_once == "auto":
-        at_once = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
-    chosen: dict[str, Any] = {
-        "name": name,
-        "precision": precision,
-        "threads": threads,
-        "clients_at_once": min(cohort, int(at_once)),
-    }
-    return replace(config, engine=replace(config.engine, **chosen)), (*on_engine, *on_precision)
+    if at_once == "auto":
+        on_cpu = max(threads, CHUNK_BYTES // (8 * 4 * net.size))
+        at_once = clients_that_fit(net.size, net.dtype.itemsize, cohort) if name == "gpu" else on_cpu
+    at_once = min(cohort, int(at_once))
+    chosen: dict[str, Any] = {"name": name, "precision": precision, "threads": threads, "clients_at_once": at_once}
+    return replace(config, engine=replace(engine, **chosen)), (*on_engine, *on_precision)
 
 
 def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
@@ -94,13 +98,23 @@ def _name_that_can(config: RunConfig, net: Net) -> tuple[str, tuple[str, ...]]:
 
 
 def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, tuple[str, ...]]:
-    """Return the precision, and a notice if a user's own model does not compute in bf16."""
-    precision = _chosen_precision(config, net, engine)
-    tried = engine == "gpu" and precision == "bf16"
+    """Return the precision, and a notice if a user's own model does not compute in bf16.
+
+    `auto` is bf16 where it was compared with float32 on paired seeds and loses nothing: convolutions on a GPU.
+    """
+    precision, auto, on_gpu = config.engine.precision, config.engine.precision == "auto", engine == "gpu"
+    if auto:
+        precision = "bf16" if on_gpu and net.convolutional and torch.cuda.is_bf16_supported(False) else "float32"
+    elif precision in ("tf32", "bf16") and not (on_gpu or (engine == "ray" and config.network.gpus > 0)):
+        raise CompatibilityError(
+            f'engine.precision = "{precision}" needs a GPU, and engine.name = "{engine}" runs on the CPU. Set '
+            'engine.precision = "auto", "float32" or "float64".'
+        )
+    tried = on_gpu and precision == "bf16"
     why = vmap_failure(config, net, engine, loops=True, compute=torch.bfloat16) if tried else None
     if why is None:
         return precision, ()
-    if config.engine.precision != "auto":
+    if not auto:
         raise CompatibilityError(
             f'engine.precision = "bf16" does not go with model = "{config.model.name}" ({why}). Set engine.precision = '
             '"float32" or "auto", or change the model.'
@@ -110,9 +124,9 @@ def _precision_that_can(config: RunConfig, net: Net, engine: str) -> tuple[str, 
 
 def _num_workers(config: RunConfig, engine: str) -> int:
     """Count who can work side by side: GPUs, cores, or as many Ray actors as this machine has room for."""
+    cores, network = os.cpu_count() or 1, config.network
     if engine == "gpu":
         return len(found_devices())
-    cores, network = os.cpu_count() or 1, config.network
     if engine != "ray" or config.engine.threads != "auto":
         return cores
     if network.address:
@@ -128,20 +142,6 @@ def _num_workers(config: RunConfig, engine: str) -> int:
     return int(len(found_devices(f'engine = "ray" with network.gpus = {network.gpus:g}', way_out)) / network.gpus)
 
 
-def _chosen_precision(config: RunConfig, net: Net, engine: str) -> str:
-    """bf16 where it was compared with float32 on paired seeds and loses nothing: convolutions on a GPU."""
-    precision = config.engine.precision
-    if precision == "auto":
-        return "bf16" if engine == "gpu" and net.convolutional and torch.cuda.is_bf16_supported(False) else "float32"
-    on_gpu = engine == "gpu" or (engine == "ray" and config.network.gpus > 0)
-    if precision in ("tf32", "bf16") and not on_gpu:
-        raise CompatibilityError(
-            f'engine.precision = "{precision}" needs a GPU, and engine.name = "{engine}" runs on the CPU. Set '
-            'engine.precision = "auto", "float32" or "float64".'
-        )
-    return precision
-
-
 def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
     """Decide whether steps are recorded: recording one takes as long as some twenty steps, and large steps gain little.
 
@@ -151,6 +151,86 @@ def records_steps(config: RunConfig, net: Net, most_examples: int) -> bool:
     steps *= -(-cohort_size(config) // (GROUP_SIZE if config.engine.name in ("batched", "gpu") else 1))
     least = WORTH_RECORDING_LARGE if net.convolutional else WORTH_RECORDING
     return config.engine.accelerate and steps >= (WORTH_CAPTURING if config.engine.name == "gpu" else least)
+
+
+# -- whether several clients can step together -------------------------------------------------------------------------
+
+
+class VmapError(CompatibilityError):
+    """Torch cannot train several clients of a model in one step, and the config asks for that."""
+
+    def __init__(self, asked: str, model: str, why: str, way_out: str) -> None:
+        """`asked` is what in the config asks for it, `why` what torch says."""
+        self.why = why
+        super().__init__(
+            f'{asked} trains several clients in one step, and torch cannot do that with model = "{model}" ({why}). '
+            f"{way_out}, or change the model."
+        )
+
+
+def vmap_failure(
+    config: RunConfig, net: Net, engine: str, *, loops: bool, compute: torch.dtype | None = None
+) -> str | None:
+    """Return what torch says to a step of two clients of a user's own model; None if it takes one, or is fnrfl's.
+
+    The step is taken where the engine takes its steps: on a GPU a layer may be computed by other operators. For some
+    operators torch goes through the clients one by one inside the step, which is slower than one client after another.
+    With `loops` that is no reason. On a GPU layers compute in `compute`; None: in the net's own type.
+    """
+    if not registry.is_own_model(config.model.name):
+        return None
+    on_gpu = engine == "gpu"
+    settings = kernel_settings(deterministic=False, tf32=False, use_cudnn=can_use_cudnn(net))
+    with settings if on_gpu else nullcontext(), _warnings_here() as warned:  # in this order, as while a run records
+        try:
+            if on_gpu:
+                net = on_first_gpu(net, compute or net.dtype)
+                for layer in net.module.modules():
+                    if isinstance(layer, ClientConv2d):
+                        layer.own_kernels = False  # which would have to be compiled for one step
+            _step_of_two(net)
+        except FnrflError:  # there is no GPU
+            raise
+        except Exception as error:  # a user's model may raise anything
+            if out_of_memory(error):  # which says nothing about the model, and may be otherwise next time
+                return None
+            said = str(error).strip().partition("\n")[0].partition(". ")[0][:200].rstrip(".")
+            return f"{type(error).__name__}: {said}"
+    slow = re.search(r"performance drop.*?aten::(\w+)", " ".join(warned))
+    return None if slow is None or loops else f"torch goes through them one by one for its operator {slow[1]}"
+
+
+@contextmanager
+def _warnings_here() -> Iterator[list[str]]:
+    """Collect what this thread is warned of: Python has one place for all threads, and others may use `vmap` too."""
+    here, warned = threading.get_ident(), list[str]()
+
+    def keep(message: object, *_: Any, **__: Any) -> None:
+        if threading.get_ident() == here:
+            warned.append(str(message))
+
+    with filters_lock, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = keep
+        yield warned
+
+
+def _step_of_two(net: Net) -> None:
+    """Gradients of two clients, with two examples each; by a copy, for a module may keep what it has seen."""
+    net = net.copy()
+    params, buffers = net.flatten()
+    x = net.laid_out(torch.zeros(2, *net.input_shape, dtype=net.input_dtype, device=net.device))
+    masks = {k: torch.ones(2, *v, dtype=net.dtype, device=net.device) for k, v in net.drop_shapes.items()}
+
+    def step(params: Flat, buffers: Tree, x: Tensor, masks: Tree) -> Flat:
+        def loss(params: Flat) -> tuple[Tensor, Tree]:
+            out, new = net.apply(params, buffers, x, mode="updating", masks=masks)
+            return out.logits.square().mean(), new
+
+        return by_transform(loss, params)[0]
+
+    twice = lambda tree: {name: torch.stack([one, one]) for name, one in tree.items()}  # noqa: E731
+    vmap(step)(torch.stack([params, params]), twice(buffers), torch.stack([x, x]), twice(masks))
 
 
 # -- put together ------------------------------------------------------------------------------------------------------
@@ -205,10 +285,10 @@ def build_engine(
     memory = algorithm.client_state(parts.net)
     if config.engine.name == "flower":  # what the server does itself, it does as the loop engine
         assert isinstance(there, RunNetwork)
-        server = assemble("loop", parts.net, parts.pool, config.client, seed=config.seed, rounds=config.rounds).server
-        told, personal = None if scaling is None else scaling.as_tree(), algorithm.personalised
-        clients = there.connect(parts, memory, reads_memory=personal, scale=told)
-        options, (seed, rounds) = config.client, (config.seed, config.rounds)
+        options, seed, rounds = config.client, config.seed, config.rounds
+        server = assemble("loop", parts.net, parts.pool, options, seed=seed, rounds=rounds).server
+        scale = None if scaling is None else scaling.as_tree()
+        clients = there.connect(parts, memory, reads_memory=algorithm.personalised, scale=scale)
         return Federation(clients, server, options, seed=seed, rounds=rounds, network=config.network, simulated=False)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
