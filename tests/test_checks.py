@@ -82,10 +82,9 @@ NOTED: tuple[tuple[str, ...], ...] = (
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    (tmp_path / "nets.py").write_text(NETS)
+def folder(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", [str(tmp_cwd), *sys.path])
+    Path("nets.py").write_text(NETS)
     dice, y = np.random.default_rng(0), np.arange(120) % 3
     np.savez("tokens.npz", x=dice.integers(9, size=(120, 5)), y=y)
     np.savez("public.npz", x=dice.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
@@ -98,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     rows = [f"{1000 * a},{b},{kind},{one}" for (a, b, _), kind, one in zip(x, y, who, strict=True)]
     Path("table.csv").write_text("\n".join(["salary,age,kind,who", *rows]) + "\n")
     sys.modules.pop("nets", None)
-    yield tmp_path
+    yield tmp_cwd
     sys.modules.pop("nets", None)
 
 
@@ -107,29 +106,25 @@ def pattern(rule: Rule) -> str:
     return ".*".join(re.escape(part) for part in re.split(r"\{[^}]*\}", rule.sentence))
 
 
-@pytest.mark.parametrize(
-    ("rule", "keys"),
-    [one for one in zip(RULES, BREAKING, strict=True) if one[1]],
-    ids=lambda one: getattr(one, "key", ""),
-)
-def test_a_run_that_breaks_a_rule_is_refused_by_that_one(rule: Rule, keys: tuple[str, ...]) -> None:
-    with pytest.raises(CompatibilityError) as refusal:
-        build(load("digits", [*BASE, *keys]))
-    assert re.fullmatch(pattern(rule), str(refusal.value), re.DOTALL), str(refusal.value)
+BROKEN = [one for one in zip(RULES, BREAKING, strict=True) if one[1]]
+NOTED_BY = list(zip(NOTES, NOTED, strict=True))
+
+
+@pytest.mark.parametrize(("rule", "keys"), [*BROKEN, *NOTED_BY], ids=lambda one: getattr(one, "key", ""))
+def test_a_run_that_breaks_a_rule_is_refused_or_noted_by_that_one(rule: Rule, keys: tuple[str, ...]) -> None:
+    config = load("digits", [*BASE, *keys])
+    if rule in NOTES:
+        said = build(config).notices
+    else:
+        with pytest.raises(CompatibilityError) as refusal:
+            build(config)
+        said = (str(refusal.value),)
+    assert any(re.fullmatch(pattern(rule), one, re.DOTALL) for one in said), said
 
 
 def test_a_client_without_examples_is_named() -> None:
     run: Any = SimpleNamespace(config=load("digits"), partition=SimpleNamespace(sizes=np.array([3, 0])))
     assert "client 1 has no examples" in str(RULES[BREAKING.index(())].broken(run))
-
-
-NOTED_BY = list(zip(NOTES, NOTED, strict=True))
-
-
-@pytest.mark.parametrize(("rule", "keys"), NOTED_BY, ids=lambda one: getattr(one, "key", ""))
-def test_what_a_user_should_know_is_noted(rule: Rule, keys: tuple[str, ...]) -> None:
-    said = build(load("digits", [*BASE, *keys])).notices
-    assert any(re.fullmatch(pattern(rule), one, re.DOTALL) for one in said), said
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
@@ -153,7 +148,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize("name", registry.algorithms())
-def test_a_need_that_is_not_met_is_refused_and_no_other(name: str) -> None:
+def test_an_unmet_need_is_refused_and_no_other(name: str) -> None:
     """Whoever does not need what is missing is built, and with everything there all are, bare and under FNR."""
     needs = registry.load_method(name)().needs
     for fnr in ("off", "on"):
@@ -168,18 +163,15 @@ def test_a_need_that_is_not_met_is_refused_and_no_other(name: str) -> None:
 
 
 def test_methods_that_divide_by_travel_need_linear_steps() -> None:
-    found = {name for name in registry.algorithms() if "linear-optimiser" in registry.load_method(name)().needs}
-    assert {"fednova", "scaffold"} <= found
+    assert all("linear-optimiser" in registry.load_method(name)().needs for name in ("fednova", "scaffold"))
 
 
 @pytest.mark.parametrize("keys", [("public.size=0",), ("model=nets:without_linear",)])
 @pytest.mark.parametrize("how", [("-o", "here"), ("--dry-run",)])
-def test_a_refusal_is_one_line_exit_code_2_and_leaves_nothing_behind(
-    keys: tuple[str, ...], how: tuple[str, ...], folder: Path
-) -> None:
+def test_a_refusal_is_one_line_and_leaves_nothing(keys: tuple[str, ...], how: tuple[str, ...], folder: Path) -> None:
     """FNR adds its own needs."""
     before = sorted(path.name for path in folder.iterdir())
     got = CliRunner().invoke(cli.app, ["run", "digits", *BASE, "fnr=on", *keys, *how])
     assert got.exit_code == 2 and "Traceback" not in got.output, got.output
     assert len(got.stderr.splitlines()) == 1 and re.match("fnrfl: (fnr|FNR) ", got.stderr)
-    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before
+    assert sorted(path.name for path in folder.iterdir() if path.name not in ("__pycache__", "state")) == before

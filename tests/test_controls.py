@@ -26,7 +26,6 @@ from mutants import mutants
 from toys import (
     NUM_CLASSES,
     NUM_FEATURES,
-    Mlp,
     Plain,
     Run,
     World,
@@ -330,11 +329,6 @@ def test_without_batchnorm_there_is_nothing_to_recalibrate() -> None:
 def test_options_out_of_range_are_refused(name: str, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.{key}"):
         fnrfl.run("digits", out=None, rounds=1, algorithm={"name": name, key: value})
-
-
-def test_mlp_of_the_toys_has_what_these_tests_need() -> None:
-    """BatchNorm, and dropout that a pass in train mode could feel."""
-    assert {type(m) for m in Mlp().modules()} >= {nn.BatchNorm1d, nn.Dropout}
 
 
 # -- Mutants: changes of the equations that a test of this file must notice ------------------------------------------

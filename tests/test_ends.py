@@ -51,8 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def left(folder: Path) -> list[str]:
     """What lies about."""
-    hidden = [path.name for path in folder.rglob(".*")]
-    return hidden + [path.name for path in (folder.parent / "scratch").glob("fnrfl*")]
+    return [path.name for path in (*folder.rglob(".*"), *(folder.parent / "scratch").glob("fnrfl*"))]
 
 
 @pytest.fixture
@@ -80,17 +79,14 @@ def at_phase(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @each_signal
-def test_the_first_signal_saves_and_says_how_to_go_on(
-    number: signal.Signals, folder: Path, at_phase: Callable[..., None]
-) -> None:
+def test_the_first_signal_saves(number: signal.Signals, folder: Path, at_phase: Callable[..., None]) -> None:
     at_phase(lambda: os.kill(os.getpid(), number), round=2)
     before = signal.getsignal(number)
     got = fnrfl(*RUN)
     assert got.exit_code == CODES[number], got.output
     assert got.stderr.endswith("fnrfl: stopped. To go on: fnrfl resume run\n")
     assert json.loads((folder / "run" / "checkpoint.json").read_text())["round"] == 2
-    assert left(folder) == []
-    assert signal.getsignal(number) is before
+    assert left(folder) == [] and signal.getsignal(number) is before
     assert runs.resume("run").model_sha256 == runs.run(load(None, RUN[1:-2]), out=None).model_sha256
 
 
@@ -103,12 +99,11 @@ def test_the_second_signal_stops_at_once(number: signal.Signals, folder: Path, a
     assert left(folder) == []
 
 
+BUILDING = {"run": RUN, "dry-run": ("run", "--dry-run"), "compare": ("compare", "rounds=1", "--over", "fnr=off,on")}
+
+
 @each_signal
-@pytest.mark.parametrize(
-    "words",
-    [RUN, ("run", "--dry-run"), ("compare", "rounds=1", "--over", "fnr=off,on")],
-    ids=["run", "dry-run", "compare"],
-)
+@pytest.mark.parametrize("words", BUILDING.values(), ids=BUILDING)
 def test_a_signal_while_building_leaves_nothing(
     words: tuple[str, ...], number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,8 +116,7 @@ def test_a_signal_while_building_leaves_nothing(
     got = fnrfl(*words)
     assert got.exit_code == CODES[number], got.output
     assert got.stderr.startswith("fnrfl: stopped.")
-    assert left(folder) == []
-    assert list(folder.iterdir()) == []
+    assert left(folder) == list(folder.iterdir()) == []
 
 
 def test_a_signal_while_reporting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,31 +137,24 @@ def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def test_whoever_ignores_or_handles_a_signal_goes_on_doing_so(at_phase: Callable[..., None]) -> None:
+def test_a_signal_that_is_handled_or_ignored_stays_so(at_phase: Callable[..., None]) -> None:
     heard: list[int] = []
-
-    def mine(number: int, frame: object) -> None:
-        heard.append(number)
-
     at_phase(lambda: [os.kill(os.getpid(), signal.SIGHUP), os.kill(os.getpid(), signal.SIGTERM)])
-    with handled(signal.SIGHUP, signal.SIG_IGN), handled(signal.SIGTERM, mine):
+    with handled(signal.SIGHUP, signal.SIG_IGN), handled(signal.SIGTERM, lambda number, _: heard.append(number)):
         assert fnrfl(*RUN).exit_code == 0
     assert heard == [signal.SIGTERM]
 
 
 def test_python_hears_of_a_signal_as_of_ctrl_c(folder: Path) -> None:
-    def phase(name: str) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(interrupt.Interrupted) as caught:
-        runs.run(load(None, RUN[1:-2]), out=None, phase=phase)
+        runs.run(load(None, RUN[1:-2]), out=None, phase=lambda name: os.kill(os.getpid(), signal.SIGTERM))
     assert isinstance(caught.value, KeyboardInterrupt)
     assert left(folder) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_real_process_ends_with_the_signals_code_and_leaves_nothing(folder: Path, times: int) -> None:
+def test_a_real_process_ends_with_the_signals_code(folder: Path, times: int) -> None:
     """Refinement of clients one at a time keeps models on disk; a second signal comes in the middle of that."""
     words = ["rounds=100000", "fnr=on", "engine.clients_at_once=2", "engine.threads=2", "client.epochs=5", "-o", "run"]
     process = subprocess.Popen(
@@ -212,24 +199,22 @@ def called(*words: str) -> object:
 def test_a_closed_output_saves_the_round(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = train.title
+    real = train.console
+
+    def quiet_first(**options: Any) -> Any:
+        screen = real(**options)
+        written = screen.print
+        monkeypatch.setattr(screen, "print", lambda text="", **k: written(text, **k) if text else None)
+        return screen
+
     monkeypatch.setattr(train, "title", lambda config: "")  # which `head -1` would have read
     monkeypatch.setattr(train, "print_leaks", lambda *a, **k: None)
     with closed("stdout", monkeypatch):
-        printed = train.console
-
-        def quiet_first(**options: Any) -> Any:
-            screen = printed(**options)
-            written = screen.print
-            monkeypatch.setattr(screen, "print", lambda text="", **k: written(text, **k) if text else None)
-            return screen
-
         monkeypatch.setattr(train, "console", quiet_first)
         assert called(*RUN) == 141
     assert capsys.readouterr().err == "fnrfl: the output was closed. To go on: fnrfl resume run\n"
     assert json.loads((folder / "run" / "checkpoint.json").read_text())["round"] == 1
     assert left(folder) == []
-    assert real is not train.title
 
 
 def test_both_outputs_closed_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,20 +254,16 @@ def test_memory_is_not_a_clients_fault(engine: str, when: str) -> None:
     words = [word for word in RUN if not word.startswith("model")]
     got = fnrfl(*words, f"model=test_ends:Greedy(when={when})", f"engine={engine}")
     assert got.exit_code == 3
-    assert got.stderr.endswith(
-        "fnrfl: There is not enough memory. Set a smaller engine.clients_at_once, engine.threads, client.batch or "
-        "model. To go on: fnrfl resume run\n"
-    )
+    assert "not enough memory. Set a smaller engine.clients_at_once" in got.stderr
+    assert got.stderr.endswith("To go on: fnrfl resume run\n")
 
 
 def test_memory_has_many_names() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50)
-    assert out_of_memory(caught.value)
-    assert out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("std::bad_alloc"))
+    for error in (caught.value, MemoryError(), RuntimeError("std::bad_alloc")):
+        assert out_of_memory(error) and not gpu_out_of_memory(error)
     assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not gpu_out_of_memory(caught.value) and not gpu_out_of_memory(MemoryError())
     assert not out_of_memory(RuntimeError("shapes differ"))
     assert sentence(MemoryError()).startswith("There is not enough memory. Set a smaller")
 
@@ -299,7 +280,7 @@ def test_memory_has_many_names() -> None:
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     ],
 )
-def test_a_gpu_that_is_full_is_told_by_whoever_needs_its_memory(words: str) -> None:
+def test_a_full_gpu_has_many_names(words: str) -> None:
     assert out_of_memory(RuntimeError(words)) and gpu_out_of_memory(RuntimeError(words))
     assert not gpu_out_of_memory(ValueError(words))  # of somebody who only speaks of it
 
@@ -329,13 +310,12 @@ GRID = ("compare", "rounds=1", "clients=3", "client.epochs=1", "--seeds", "0", "
     ("error", "said"),
     [
         (torch.OutOfMemoryError("full"), "There is not enough memory."),
-        (MemoryError(), "There is not enough memory."),
         (OSError(28, "No space left on device", "run/x"), "run/x: No space left on device. Make room."),
         (RuntimeError("mine"), "Unexpected RuntimeError: mine."),
         (FnrflError("a sentence."), "a sentence."),
         (SystemExit(5), "Unexpected SystemExit: 5."),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+    ids=repr,
 )
 def test_one_failing_run_stops_no_other(
     error: BaseException, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,7 +360,7 @@ def test_ctrl_c_still_stops_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert started == ["fedprox"]
 
 
-def test_a_run_that_only_lacked_its_model_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_only_lacked_its_model_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk was full when all rounds were done: the next time there is no round to hear of."""
     with monkeypatch.context() as patch:
         write = runs.checkpoint.write_tensors

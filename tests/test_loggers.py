@@ -35,10 +35,7 @@ def needs(module: str) -> pytest.MarkDecorator:
 tensorboard, mlflow, wandb = needs("tensorboard"), needs("mlflow"), needs("wandb")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 def expected(run_dir: Path, first: int = 1) -> Curves:
@@ -56,9 +53,8 @@ def same(found: Curves, wanted: Curves, rel: float = 0.0) -> None:
         name: [step for step, _ in curve] for name, curve in wanted.items()
     }
     for name, curve in found.items():
-        assert [value for _, value in curve] == pytest.approx([value for _, value in wanted[name]], rel=rel, abs=0), (
-            name
-        )
+        values = [value for _, value in wanted[name]]
+        assert [value for _, value in curve] == pytest.approx(values, rel=rel, abs=0), name
 
 
 class Stop(fnrfl.Callback):
@@ -114,21 +110,21 @@ def test_tensorboard_goes_on_and_has_no_round_twice() -> None:
 
 
 @tensorboard
-def test_an_overwritten_run_takes_its_curves_with_it(folder: Path) -> None:
+def test_an_overwritten_run_takes_its_curves_with_it() -> None:
     fnrfl.run("digits", out="here", callbacks=[TensorBoard()], **KEYS)
     fnrfl.run("digits", out="here", overwrite=True, callbacks=[TensorBoard()], **KEYS | {"rounds": 2})
     curves, _ = read_tensorboard(Path("here/tensorboard"))
     same(curves, expected(Path("here")), rel=1e-6)
     assert [step for step, _ in curves["accuracy"]] == [1, 2]
-    assert [path.name for path in folder.iterdir()] == ["here"]  # nothing was moved aside
+    assert [path.name for path in Path().iterdir()] == ["here"]  # nothing was moved aside
     fnrfl.run("digits", out="here", overwrite=True, **KEYS)
-    assert not (folder / "here" / "tensorboard").exists()
+    assert not Path("here/tensorboard").exists()
 
 
 @tensorboard
-def test_a_run_that_fails_before_it_replaces_another_leaves_that_one(folder: Path) -> None:
+def test_a_run_that_fails_at_its_beginning_replaces_none() -> None:
     fnrfl.run("digits", out="here", callbacks=[TensorBoard()], **KEYS)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
     class Broken(fnrfl.Callback):
         def begin(self, config: Any, facts: Any) -> None:
@@ -136,29 +132,29 @@ def test_a_run_that_fails_before_it_replaces_another_leaves_that_one(folder: Pat
 
     with pytest.raises(FnrflError, match="The callback Broken"):
         fnrfl.run("digits", out="here", overwrite=True, callbacks=[TensorBoard(), Broken()], **KEYS)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 @tensorboard
-def test_tensorboard_in_a_folder_of_ones_own(folder: Path) -> None:
+def test_tensorboard_in_a_folder_of_ones_own() -> None:
     logger = TensorBoard("logs")
     fnrfl.run("digits", out=None, callbacks=[logger], **KEYS)
     fnrfl.run("digits", out="here", callbacks=[logger], **KEYS)
-    assert sorted(path.name for path in (folder / "logs").iterdir()) == ["digits-fedavg-0", "here"]
-    assert not (folder / "here" / "tensorboard").exists()
+    assert sorted(path.name for path in Path("logs").iterdir()) == ["digits-fedavg-0", "here"]
+    assert not Path("here/tensorboard").exists()
     with pytest.raises(ConfigError, match="give TensorBoard a folder"):
         fnrfl.run("digits", out=None, callbacks=[TensorBoard()], **KEYS)
 
 
 @tensorboard
-def test_a_comparison_logs_each_of_its_runs(folder: Path) -> None:
+def test_a_comparison_logs_each_of_its_runs() -> None:
     command = [sys.executable, "-m", "fnrfl", "compare", "digits", "rounds=2", "client.epochs=1", "--no-report"]
     command += ["--over", "algorithm=fedavg,fedprox", "--seeds", "0", "-o", "both", "--log", "tensorboard"]
     subprocess.run([*command, "--log", "tensorboard"], check=True, timeout=300, capture_output=True)
     for name in ("fedavg-seed-0", "fedprox-seed-0"):
-        curves, _ = read_tensorboard(folder / "both" / name / "tensorboard")
-        same(curves, expected(folder / "both" / name), rel=1e-6)
-        assert len(list((folder / "both" / name / "tensorboard").iterdir())) == 1
+        curves, _ = read_tensorboard(Path("both", name, "tensorboard"))
+        same(curves, expected(Path("both", name)), rel=1e-6)
+        assert len(list((Path("both", name, "tensorboard")).iterdir())) == 1
 
 
 # -- MLflow ------------------------------------------------------------------------------------------------------------
@@ -171,11 +167,8 @@ def read_mlflow() -> list[tuple[Any, Curves]]:
     client = MlflowClient(f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fnrfl")
     runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-    return [(run, {name: _history(client, run.info.run_id, name) for name in run.data.metrics}) for run in runs]
-
-
-def _history(client: Any, run: str, name: str) -> list[tuple[int, float]]:
-    return [(metric.step, metric.value) for metric in client.get_metric_history(run, name)]
+    history = lambda run, name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]  # noqa: E731
+    return [(run, {name: history(run, name) for name in run.data.metrics}) for run in runs]
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +182,13 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(database: Path, folder: Path) -> None:
-    shutil.copy(database, folder / "mlflow.db")
+def store(database: Path, tmp_cwd: Path) -> None:
+    shutil.copy(database, tmp_cwd / "mlflow.db")
 
 
 @mlflow
 @pytest.mark.slow
-def test_mlflow_reads_what_was_logged(store: None, folder: Path) -> None:
+def test_mlflow_reads_what_was_logged(store: None) -> None:
     result = fnrfl.run("digits", out="here", callbacks=[MLflow()], **LEAKY)
     ((run, curves),) = read_mlflow()
     same(curves, expected(Path("here")))
@@ -203,7 +196,7 @@ def test_mlflow_reads_what_was_logged(store: None, folder: Path) -> None:
     assert run.data.params == {key: str(value) for key, value in flat_config(result.config).items()}
     assert run.data.tags["model_sha256"] == result.model_sha256 and run.data.tags["leak"] == leaks
     assert (run.info.status, run.info.run_name) == ("FINISHED", "here")
-    assert sorted(path.name for path in folder.iterdir()) == ["here", "mlflow.db"]
+    assert sorted(path.name for path in Path().iterdir()) == ["here", "mlflow.db"]
 
 
 @mlflow
@@ -235,12 +228,12 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def read_wandb(folder: Path) -> list[dict[str, Any]]:
+def read_wandb() -> list[dict[str, Any]]:
     """Every offline run, first begun first: its curves, config, tags, summary and exit code."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found = []
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+    for path in sorted(Path().glob("wandb/offline-run-*/*.wandb")):
         run: dict[str, Any] = {"curves": defaultdict(list), "config": {}, "summary": {}, "tags": [], "name": ""}
         for data in wandb_records(path.read_bytes()):
             record = Record()
@@ -268,22 +261,22 @@ def _items(items: Any) -> dict[str, Any]:
 
 @wandb
 @pytest.mark.slow
-def test_wandb_writes_offline(folder: Path) -> None:
+def test_wandb_writes_offline() -> None:
     result = fnrfl.run("digits", out="here", callbacks=[WandB()], **LEAKY)
-    (found,) = read_wandb(folder)
+    (found,) = read_wandb()
     same(dict(found["curves"]), expected(Path("here")))
     config = flat_config(result.config)
     assert {key: found["config"][key] for key in config} == config
     assert found["tags"] == ["leak", *result.config.leaks_on] and found["name"] == "here" and found["exit"] == 0
     assert found["summary"]["model_sha256"] == result.model_sha256
-    assert sorted(path.name for path in folder.iterdir()) == ["here", "wandb"]
+    assert sorted(path.name for path in Path().iterdir()) == ["here", "wandb"]
 
 
 @wandb
 @pytest.mark.slow
-def test_wandb_goes_on_in_a_second_run_with_the_next_step(folder: Path) -> None:
+def test_wandb_goes_on_in_a_second_run() -> None:
     run_dir = interrupted(WandB)
-    first, second = read_wandb(folder)
+    first, second = read_wandb()
     assert first["exit"] == 130 and second["exit"] == 0 and first["name"] == second["name"] == "here"
     whole = {name: [*curve, *second["curves"][name]] for name, curve in first["curves"].items()}
     same(whole, expected(run_dir))
@@ -318,18 +311,19 @@ fnrfl.run("digits", out="here", callbacks=callbacks, rounds=2, client={"epochs":
     ],
 )
 def test_nobody_is_called(name: str) -> None:
-    """Under the same conditions as at home: no variable says that these are tests, and there is no login."""
+    """Under the same conditions as at home: no variable says that these are tests, and there is no login.
+
+    Where calls of other processes can be seen, as that of W&B, they are.
+    """
     home = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "CI", "WANDB", "MLFLOW"))}
     words = [sys.executable, "-c", ALONE, name]
-    traced = ["strace", "-f", "-qq", "-e", "trace=connect", "-o", "calls", *words] if _can_trace() else words
+    trace = ["strace", "-f", "-qq", "-e", "trace=connect", "-o", "calls"]
+    can_trace = (
+        shutil.which("strace") and subprocess.run(["strace", "-qq", "true"], capture_output=True).returncode == 0
+    )
+    traced = [*trace, *words] if can_trace else words
     got = subprocess.run(traced, env=home | {"HOME": os.getcwd()}, capture_output=True, text=True, timeout=500)
     assert got.returncode == 0, got.stderr
     assert "connects to" not in got.stdout
     calls = Path("calls").read_text().splitlines() if Path("calls").exists() else []
     assert [call for call in calls if "AF_INET" in call and "127.0.0.1" not in call and '"::1"' not in call] == []
-
-
-def _can_trace() -> bool:
-    """Whether calls of other processes can be seen too, such as that of W&B."""
-    found = shutil.which("strace") is not None
-    return found and subprocess.run(["strace", "-qq", "true"], capture_output=True).returncode == 0

@@ -22,6 +22,10 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+def alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
 def features(model: nn.Module, x: Tensor) -> Tensor:
     """The features as the package defines them: the layer a model names, or the input of its last Linear called."""
     seen: list[Tensor] = []
@@ -122,8 +126,7 @@ def test_same_seed_builds_the_same_weights(spec: str) -> None:
         with seeded(seed, "init"):
             states.append(build_model(spec, CIFAR, 10).state_dict())
     first, again, other = states
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert any(not torch.equal(first[key], other[key]) for key in first)
+    assert alike(first, again) and not alike(first, other)
 
 
 def test_a_net_without_hidden_layers_is_logistic_regression() -> None:
@@ -132,57 +135,35 @@ def test_a_net_without_hidden_layers_is_logistic_regression() -> None:
     assert torch.equal(model(x), x.flatten(1) @ linear.weight.T + linear.bias)
 
 
-@pytest.mark.parametrize(
-    "spec", ["mlp(hidden=8,depth=3)", " mlp ( hidden = 8 , depth = 3 ) ", "mlp(depth=3, hidden=8,)"]
-)
-def test_spaces_and_order_of_options_do_not_matter(spec: str) -> None:
-    assert count(build_model(spec, (4,), 2)) == 5 * 8 + 2 * 9 * 8 + 9 * 2
+@pytest.mark.parametrize("end", ["(hidden=8,depth=3)", " ( hidden = 8 , depth = 3 ) ", "(depth=3, hidden=8,)"])
+def test_spaces_and_order_of_options_do_not_matter(end: str) -> None:
+    assert count(build_model(f" mlp{end}", (4,), 2)) == 5 * 8 + 2 * 9 * 8 + 9 * 2
+    for word in ("batch", "'batch'", '"batch"'):
+        assert any(isinstance(m, nn.BatchNorm2d) for m in build_model(f"cnn(norm={word})", DIGITS, 10).modules())
 
 
-@pytest.mark.parametrize("word", ["batch", "'batch'", '"batch"'])
-def test_words_may_be_quoted(word: str) -> None:
-    assert any(isinstance(m, nn.BatchNorm2d) for m in build_model(f"cnn(norm={word})", DIGITS, 10).modules())
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("resnet81", "Did you mean 'resnet18'"),
-        ("transformer", "The models are resnet18, resnet50, vgg11"),
-        ("simple_cnn", "Did you mean 'simple-cnn'"),
-        ("mlp(hiden=3)", "no option 'hiden'. Did you mean 'hidden'? It takes hidden, depth, norm"),
-        ("vgg11(head=3)", "no option 'head'. It takes none"),
-        ("mlp(num_classes=3)", "no option 'num_classes'"),
-        ("mlp(hidden=0)", "hidden = 0; it should be greater than 0"),
-        ("mlp(depth=-1)", "depth = -1; it should be greater than or equal to 0"),
-        ("mlp(hidden=1.5)", "hidden = 1.5; it should be a valid integer"),
-        ("mlp(hidden=many)", "hidden = 'many'; it should be a valid integer"),
-        ("mlp(hidden=true)", "hidden = True; it should be a valid integer"),
-        ("cnn(norm=layer)", "norm = 'layer'; it should be 'none' or 'batch'"),
-        ("mlp(64)", "cannot be read"),
-        ("mlp(hidden=64", "cannot be read"),
-        ("mlp(hidden=)", "cannot be read"),
-        ("mlp(hidden=1, hidden=2)", "cannot be read"),
-        ("mlp(**x)", "cannot be read"),
-        ("mlp(hidden=exit())", "cannot be read"),
-        ("mlp(hidden=64) cnn()", "cannot be read"),
-        ("mlp() + f()", "cannot be read"),
-        ("mlp(hidden=1)(depth=2)", "cannot be read"),
-        ("mlp(hidden={[]: 1})", "cannot be read"),
-        ("", "cannot be read"),
-        ("(hidden=3)", "cannot be read"),
-    ],
-)
-def test_wrong_spec_is_refused_in_a_sentence(spec: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_model(spec, DIGITS, 10)
-    assert says in str(caught.value)
-    assert str(caught.value).endswith(".")
+UNREADABLE = (
+    "mlp(64)", "mlp(hidden=64", "mlp(hidden=)", "mlp(hidden=1, hidden=2)", "mlp(**x)", "mlp(hidden=exit())",
+    "mlp(hidden=64) cnn()", "mlp() + f()", "mlp(hidden=1)(depth=2)", "mlp(hidden={[]: 1})", "", "(hidden=3)",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("spec", "shape", "says"),
     [
+        *((spec, DIGITS, "cannot be read") for spec in UNREADABLE),
+        ("resnet81", DIGITS, "Did you mean 'resnet18'"),
+        ("transformer", DIGITS, "The models are resnet18, resnet50, vgg11"),
+        ("simple_cnn", DIGITS, "Did you mean 'simple-cnn'"),
+        ("mlp(hiden=3)", DIGITS, "no option 'hiden'. Did you mean 'hidden'? It takes hidden, depth, norm"),
+        ("vgg11(head=3)", DIGITS, "no option 'head'. It takes none"),
+        ("mlp(num_classes=3)", DIGITS, "no option 'num_classes'"),
+        ("mlp(hidden=0)", DIGITS, "hidden = 0; it should be greater than 0"),
+        ("mlp(depth=-1)", DIGITS, "depth = -1; it should be greater than or equal to 0"),
+        ("mlp(hidden=1.5)", DIGITS, "hidden = 1.5; it should be a valid integer"),
+        ("mlp(hidden=many)", DIGITS, "hidden = 'many'; it should be a valid integer"),
+        ("mlp(hidden=true)", DIGITS, "hidden = True; it should be a valid integer"),
+        ("cnn(norm=layer)", DIGITS, "norm = 'layer'; it should be 'none' or 'batch'"),
         ("resnet18(head=9)", CIFAR, "head = 9 but the data has 10 classes"),
         ("resnet18", (30,), "needs images"),
         ("cnn", (28, 28), "needs images"),
@@ -192,9 +173,10 @@ def test_wrong_spec_is_refused_in_a_sentence(spec: str, says: str) -> None:
         ("cnn", (1, 3, 8), "at least 4x4"),
     ],
 )
-def test_model_that_does_not_fit_the_data_is_refused(spec: str, shape: tuple[int, ...], says: str) -> None:
-    with pytest.raises(CompatibilityError, match=says):
+def test_what_cannot_be_built_is_refused(spec: str, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(CompatibilityError if shape != DIGITS else ConfigError) as caught:
         build_model(spec, shape, 10)
+    assert says in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(("spec", "shape"), [("vgg11", CIFAR), ("simple-cnn", (3, 16, 16)), ("cnn", (1, 4, 4))])
@@ -246,49 +228,35 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        ("Net", (10, 5)),
-        ("Net(width=7)", (10, 7)),
-        ("both", (10, 6)),
-        ("named", (2, 6)),
-        ("neither", (3, 3)),
-        ("anything", (10, 6)),
-        ("part", (10, 6)),
-    ],
-)
+    [("Net", (10, 5)), ("Net(width=7)", (10, 7)), ("both", (10, 6)), ("named", (2, 6)), ("neither", (3, 3)),
+     ("anything", (10, 6)), ("part", (10, 6))],
+)  # fmt: skip
 def test_own_model_gets_what_it_accepts(own: None, name: str, shape: tuple[int, int]) -> None:
     spec = f"fnrfl_test_pkg.nets:{name}"
     usercode.allow("model.name", spec)
-    model = build_model(spec, (6,), 10)
-    assert next(model.parameters()).shape == shape
+    assert next(build_model(spec, (6,), 10).parameters()).shape == shape
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("spec", "says"),
     [
-        ("nets:picky", "n_classes"),
-        ("nets:positional", "num_classes"),
-        ("nets:broken", "RuntimeError: out of coffee"),
-        ("nets:neither(depth=2)", "unexpected keyword argument 'depth'"),
-        ("nets:listed", "returned an object of type list; it must return a torch.nn.Module"),
-        ("nets:made", "is an object of type Linear. Name a function"),
-        ("nets:number", "is an object of type int. Name a function"),
-        ("nets:bot", "has no 'bot'. Did you mean 'both'?"),
-        ("nets:", "it must be module:name"),
-        ("typo:f", "SyntaxError"),
-        ("lacking:f", "No module named 'fnrfl_no_such_package'"),
-        ("nest:both", "No module named 'fnrfl_test_pkg.nest'"),
+        ("fnrfl_test_pkg.nets:picky", "n_classes"),
+        ("fnrfl_test_pkg.nets:positional", "num_classes"),
+        ("fnrfl_test_pkg.nets:broken", "RuntimeError: out of coffee"),
+        ("fnrfl_test_pkg.nets:neither(depth=2)", "unexpected keyword argument 'depth'"),
+        ("fnrfl_test_pkg.nets:listed", "type list; it must return a torch.nn.Module"),
+        ("fnrfl_test_pkg.nets:made", "type Linear. Name a function"),
+        ("fnrfl_test_pkg.nets:number", "type int. Name a function"),
+        ("fnrfl_test_pkg.nets:bot", "has no 'bot'. Did you mean 'both'?"),
+        ("fnrfl_test_pkg.nets:", "it must be module:name"),
+        ("fnrfl_test_pkg.typo:f", "SyntaxError"),
+        ("fnrfl_test_pkg.lacking:f", "No module named 'fnrfl_no_such_package'"),
+        ("fnrfl_test_pkg.nest:both", "No module named 'fnrfl_test_pkg.nest'"),
+        (":make_net", "cannot be imported"),
     ],
 )
-def test_own_model_that_fails_is_explained(own: None, name: str, says: str) -> None:
-    spec = f"fnrfl_test_pkg.{name}"
+def test_own_model_that_fails_is_explained(own: None, spec: str, says: str) -> None:
     usercode.allow("model.name", spec)
     with pytest.raises(ConfigError) as caught:
         build_model(spec, (6,), 10)
-    assert says in str(caught.value)
-    assert name.partition("(")[0] in str(caught.value)
-
-
-def test_module_name_may_be_missing_from_an_own_model() -> None:
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        build_model(":make_net", (6,), 10)
+    assert says in str(caught.value) and spec.partition("(")[0] in str(caught.value)

@@ -25,7 +25,6 @@ from fnrfl.kernels import convolution
 from fnrfl.kernels.layers import Norm, share_kernels
 from fnrfl.runs.setup import engine as setup_engine
 from fnrfl.runs.setup import model as setup_model
-from fnrfl.runs.setup import vmap_support
 from settings import with_keys
 
 
@@ -79,6 +78,10 @@ class Viewed(nn.Module):
         return self.out(getattr(F.relu(self.conv(x)), self.how)(-1, 64))
 
 
+def assert_alike(one: fnrfl.Result, other: fnrfl.Result, rtol: float, atol: float) -> None:
+    torch.testing.assert_close(dict(one.model.state_dict()), dict(other.model.state_dict()), rtol=rtol, atol=atol)
+
+
 def dense(*more: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 4), *more)
@@ -95,48 +98,37 @@ def mlp() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [Branch, lambda: Recurrent(nn.LSTM), mlp], ids=["branch", "lstm", "mlp"])
-def test_clients_that_cannot_step_together_are_trained_one_after_another(
-    make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_that_cannot_step_together(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     assert trained(make).config.engine.name == "loop"
     assert any("one after another" in notice for notice in caplog.messages)
 
 
 @pytest.mark.parametrize("make", [lambda: Recurrent(nn.GRU), dense, Keeps], ids=["gru", "dense", "keeps"])
-def test_clients_that_can_step_together_do(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_can_step_together(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     assert trained(make).config.engine.name == "batched" and not caplog.messages
 
 
-def test_what_torch_warns_other_threads_of_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def beside_another_thread(net: Net) -> None:
+def test_other_threads_and_a_full_memory_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside_another_thread(net: Net) -> None:  # which torch warns
         slow = threading.Thread(target=vmap(lambda x: torch.histc(x, 4)), args=(torch.rand(2, 9),))
         slow.start()
         slow.join()
         step_of_two(net)
 
-    step_of_two = vmap_support._step_of_two
-    monkeypatch.setattr(vmap_support, "_step_of_two", beside_another_thread)
-    assert trained(dense).config.engine.name == "batched"
+    step_of_two = setup_engine._step_of_two
+    for step in (beside_another_thread, lambda net: torch.empty(1 << 60)):
+        monkeypatch.setattr(setup_engine, "_step_of_two", step)
+        assert trained(dense).config.engine.name == "batched"
 
 
-def test_memory_that_is_full_at_the_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(net: Net) -> None:
-        torch.empty(1 << 60)
-
-    monkeypatch.setattr(vmap_support, "_step_of_two", full)
-    assert trained(dense).config.engine.name == "batched"
-
-
-def test_an_engine_that_cannot_train_a_model_says_so_before_the_first_round() -> None:
+def test_an_engine_that_cannot_train_a_model_says_so() -> None:
     with pytest.raises(CompatibilityError, match=r'engine = "batched" trains several.*Set engine = "loop" or "auto"'):
         trained(Branch, engine="batched")
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_model_that_views_what_a_convolution_gave_is_trained(engine: str) -> None:
-    viewed, reshaped = (trained(lambda how=how: Viewed(how), engine=engine) for how in ("view", "reshape"))
-    for name, weight in viewed.model.state_dict().items():
-        torch.testing.assert_close(weight, reshaped.model.state_dict()[name], rtol=1e-4, atol=1e-6)
+def test_a_view_after_a_convolution(engine: str) -> None:
+    assert_alike(*(trained(lambda how=how: Viewed(how), engine=engine) for how in ("view", "reshape")), 1e-4, 1e-6)
 
 
 class Pointwise(Viewed):
@@ -177,17 +169,17 @@ def test_layers_that_clients_share_give_what_can_be_viewed(
 
 def test_the_trial_step_for_a_gpu_is_taken_as_a_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[bool, bool]] = []
-    step_of_two, cudnn = vmap_support._step_of_two, torch.backends.cudnn
+    step_of_two, cudnn = setup_engine._step_of_two, torch.backends.cudnn
 
     def seen(net: Net) -> None:
         tried.append((net.plain is not None, cudnn.enabled))
         step_of_two(net)
 
-    monkeypatch.setattr(vmap_support, "_step_of_two", seen)
+    monkeypatch.setattr(setup_engine, "_step_of_two", seen)
     monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
     config = load("digits", ["model=my:net"])
     for make, engine in ((dense, "batched"), (dense, "gpu"), (lambda: Recurrent(nn.GRU), "gpu")):
-        assert vmap_support.vmap_failure(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
+        assert setup_engine.vmap_failure(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
     assert tried == [(False, True), (True, True), (True, False)]  # with shared layers; recurrent ones without cuDNN
     assert cudnn.enabled
 
@@ -242,9 +234,9 @@ def as_on_a_gpu(module: nn.Module, example: Tensor, *, autocast: bool = True) ->
 
 
 def test_in_bf16_a_model_may_make_tensors_of_its_own() -> None:
-    vmap_support._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
+    setup_engine._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
     with pytest.raises(RuntimeError, match="type"):
-        vmap_support._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
+        setup_engine._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
 
 
 def test_bf16_rounds_no_inputs_of_a_model_of_ones_own() -> None:
@@ -274,14 +266,12 @@ def with_own_norm() -> nn.Module:
     return with_norm(OwnNorm)
 
 
-def test_a_norm_that_computes_as_torchs_does_is_replaced_and_one_with_a_forward_of_its_own_stays() -> None:
+def test_a_norm_with_a_forward_of_its_own_stays() -> None:
     named, own = (Net(with_norm(kind), torch.zeros(2, 2, 6, 6)) for kind in (NamedNorm, OwnNorm))
     assert isinstance(named.with_shared_kernels().module[1], Norm)
     assert type(own.with_shared_kernels().module[1]) is OwnNorm
-    for net in (named, named.with_shared_kernels()):
-        assert gpus.can_use_cudnn(net)
-    for net in (own, own.with_shared_kernels()):
-        assert not gpus.can_use_cudnn(net)
+    for net in (named, own):
+        assert gpus.can_use_cudnn(net) is gpus.can_use_cudnn(net.with_shared_kernels()) is (net is named)
 
 
 def test_a_named_norm_computes_in_bf16_as_torchs_own_would() -> None:
@@ -289,7 +279,7 @@ def test_a_named_norm_computes_in_bf16_as_torchs_own_would() -> None:
     module, x = with_norm(NamedNorm), torch.randn(8, 2, 6, 6)
     plain = with_norm(nn.BatchNorm2d)
     plain.load_state_dict(module.state_dict())
-    vmap_support._step_of_two(as_on_a_gpu(module, x))
+    setup_engine._step_of_two(as_on_a_gpu(module, x))
     answers = []
     for net in (as_on_a_gpu(module, x), as_on_a_gpu(plain, x)):
         out, buffers = net.apply(*net.flatten(), x, mode="updating")
@@ -354,31 +344,23 @@ MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), 
 @pytest.mark.parametrize("name", ["mobile", "patches"])
 def test_engines_train_image_models_alike(name: str) -> None:
     exact = {"engine.precision": "float64"}
-    one, other = (trained(MODELS[name], engine=engine, **exact).model.state_dict() for engine in ("loop", "batched"))
-    for key, weight in one.items():
-        torch.testing.assert_close(other[key], weight, rtol=1e-9, atol=1e-12)
+    assert_alike(*(trained(MODELS[name], engine=engine, **exact) for engine in ("loop", "batched")), 1e-9, 1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gpu_trains_them_as_the_loop_engine_does(name: str) -> None:
     exact = {"engine.precision": "float64"}
-    one, other = (trained(MODELS[name], engine=engine, **exact).model.state_dict() for engine in ("loop", "gpu"))
-    for key, weight in one.items():
-        torch.testing.assert_close(other[key], weight, rtol=1e-7, atol=1e-9)
+    assert_alike(*(trained(MODELS[name], engine=engine, **exact) for engine in ("loop", "gpu")), 1e-7, 1e-9)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_gpu_trains_image_models_in_its_own_precision(name: str) -> None:
     torch.manual_seed(0)
-    first = MODELS[name]().state_dict()
-    short, whole = (
-        trained(MODELS[name], init=first, engine="gpu", **{"engine.precision": precision}).model.state_dict()
-        for precision in ("auto", "float32")
-    )
-    for key, weight in whole.items():
-        torch.testing.assert_close(short[key], weight, rtol=0.1, atol=0.02)
+    keys = {"init": MODELS[name]().state_dict(), "engine": "gpu"}
+    each = (trained(MODELS[name], **keys, **{"engine.precision": precision}) for precision in ("auto", "float32"))
+    assert_alike(*each, 0.1, 0.02)
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m))])
@@ -412,9 +394,7 @@ def test_runs_of_compiled_modules_of_older_versions_are_loaded_and_resumed(
             fnrfl.run(**keys, out=tmp_path / "part", progress=stop)
     assert any(name.startswith("_orig_mod.") for name in whole.weights)
     loaded = fnrfl.load(tmp_path / "whole", model=make)
-    resumed = fnrfl.resume(tmp_path / "part", model=make, dataset=pictures())
-    for name, weight in resumed.model.state_dict().items():
-        assert torch.equal(weight, loaded.model.state_dict()[name])
+    assert_alike(fnrfl.resume(tmp_path / "part", model=make, dataset=pictures()), loaded, 0, 0)
 
 
 def test_a_module_that_compiles_itself_is_called_as_it_is() -> None:
@@ -443,10 +423,11 @@ def test_a_script_is_refused() -> None:
         trained(lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(72, 4))))
 
 
-@pytest.mark.parametrize(("last", "said"), [(nn.Softmax(1), 1), (nn.LogSoftmax(1), 0), (nn.Identity(), 0)])
-def test_a_softmax_at_the_end_is_noticed(last: nn.Module, said: int, caplog: pytest.LogCaptureFixture) -> None:
-    trained(dense(last))
-    assert sum("Softmax" in notice for notice in caplog.messages) == said
+def test_a_softmax_at_the_end_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    for last, said in ((nn.Softmax(1), 1), (nn.LogSoftmax(1), 0), (nn.Identity(), 0)):
+        caplog.clear()
+        trained(dense(last))
+        assert sum("Softmax" in notice for notice in caplog.messages) == said
 
 
 def test_biases_that_add_up_to_one_are_no_softmax(caplog: pytest.LogCaptureFixture) -> None:

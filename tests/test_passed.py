@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -101,10 +102,7 @@ def run(**given: Any) -> fnrfl.Result:
     return fnrfl.run(**{"dataset": (X, Y), "model": "mlp(hidden=8)", "out": None, **KEYS, **given})
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ SAME_DATA: dict[str, Any] = {
     "arrays": (X, Y),
     "tensors": (torch.tensor(X), torch.tensor(Y)),
     "lists": (X.tolist(), Y.tolist()),
-    "four arrays": lambda: None,  # see below
+    "four arrays": "",  # see below
     "a function": lambda: (X, Y),
     "a tensor data set": TensorDataset(torch.tensor(X), torch.tensor(Y)),
     "pairs": Items(),
@@ -133,35 +131,15 @@ SAME_DATA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", SAME_DATA)
-def test_data_in_memory_trains_the_same_model_as_in_a_file(form: str, by_name: str) -> None:
+def test_data_in_memory_is_data_in_a_file(form: str, by_name: str) -> None:
     given = SAME_DATA[form]
     if form == "four arrays":
         made = object_source((X, Y), "dataset").dataset()
         given = (made.train.x, made.train.y, made.test.x, made.test.y)
-    if form == "lists":  # Python's numbers are float64
-        source = object_source(given, "dataset").dataset()
-        assert source.train.x.dtype == torch.float64
     assert run(dataset=given).model_sha256 == by_name
 
 
-def test_what_pandas_gives_is_an_array(by_name: str) -> None:
-    class Frame:  # of pandas nothing but this is used
-        def __init__(self, values: np.ndarray) -> None:
-            self.values = values
-
-        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-            return self.values
-
-        def __len__(self) -> int:
-            return len(self.values)
-
-        def __getitem__(self, column: str) -> object:
-            raise KeyError(column)
-
-    assert run(dataset=(Frame(X), Frame(Y))).model_sha256 == by_name
-
-
-def test_train_and_test_may_be_a_pair() -> None:
+def test_train_and_test_as_a_pair() -> None:
     one, other = Items(X[:100], Y[:100]), Items(X[100:], Y[100:])
     arrays = run(dataset=(X[:100], Y[:100], X[100:], Y[100:]))
     pair, named = run(dataset=(one, other)), run(dataset={"train": one, "test": other})
@@ -170,25 +148,20 @@ def test_train_and_test_may_be_a_pair() -> None:
     assert arrays.data.sha256 == pair.data.sha256
 
 
-def test_arrays_may_name_their_clients_and_have_gaps(folder: Path) -> None:
+def test_arrays_with_clients_and_gaps() -> None:
     who = np.array(["north", "south", "a<b>", "east"])[np.arange(len(Y)) % 4]
     gaps = np.where(X > 1.5, np.nan, X)
-    np.savez(folder / "mine.npz", x=gaps, y=Y, client=who)
+    np.savez("mine.npz", x=gaps, y=Y, client=who)
     keys: dict[str, Any] = {"scenario": "natural", "out": None, "rounds": 1, "client": KEYS["client"]}
     named = fnrfl.run(dataset={"name": "mine.npz", "missing": "mean"}, **keys)
     given = fnrfl.run(dataset={"name": (gaps, Y, who.tolist()), "missing": "mean"}, **keys)
     assert given.model_sha256 == named.model_sha256
-    assert given.data.clients == named.data.clients
-    assert set(given.data.clients or ()) == set(who.tolist())
-    with pytest.raises(ConfigError, match="dataset.label names a column of a table"):
-        run(dataset={"name": (X, Y), "label": "b"})
-    with pytest.raises(ConfigError, match="clients"):
-        fnrfl.run(dataset=(X, Y, who[:-1]), **keys)
+    assert given.data.clients == named.data.clients and set(given.data.clients or ()) == set(who.tolist())
 
 
-def test_public_data_may_be_passed_in(folder: Path) -> None:
+def test_public_data() -> None:
     more = np.random.default_rng(5).normal(size=(40, 5)).astype(np.float32)
-    np.savez(folder / "public.npz", x=more, y=Y[:40])
+    np.savez("public.npz", x=more, y=Y[:40])
     fnr: dict[str, Any] = {"fnr": {"epochs": 1}, "rounds": 1}
     named = run(public={"source": "public.npz", "ranking": 0.5}, **fnr)
     given = run(public={"source": (more, Y[:40]), "ranking": 0.5}, **fnr, out="given")
@@ -200,30 +173,18 @@ def test_public_data_may_be_passed_in(folder: Path) -> None:
     assert fnrfl.resume("given", dataset=(X, Y), public=(more, Y[:40])).model_sha256 == given.model_sha256
 
 
-def test_the_same_content_is_the_same_data_in_every_form() -> None:
-    forms = [
-        (X, Y),
-        (torch.tensor(X), torch.tensor(Y)),
-        Items(),
-        TensorDataset(*map(torch.tensor, (X, Y))),
-        lambda: (X, Y),
-    ]
+def test_one_content_one_hash() -> None:
+    tensors = torch.tensor(X), torch.tensor(Y)
+    forms: list[Any] = [(X, Y), tensors, Items(), TensorDataset(*tensors), lambda: (X, Y)]
     hashes = {values_hash(read_object(form, "dataset")) for form in forms}
     assert len(hashes) == 1
     others = [(X + 1, Y), (X, Y + 1), (X, Y, X, Y), (X.astype(float), Y), (X, np.array(["a", "b", "c"], object)[Y])]
     assert len(hashes | {values_hash(read_object(form, "dataset")) for form in others}) == 6
 
 
-def test_data_is_no_recipe() -> None:
-    with pytest.raises(ConfigError, match="The recipe is a tuple; it must be a name or a TOML file. Data and models"):
-        fnrfl.run((X, Y))  # type: ignore[arg-type]
-
-
-def test_names_of_classes_are_taken_over() -> None:
+def test_names_of_classes() -> None:
     assert run(dataset=Columns(["low", "middle", "high"])).classes == ("low", "middle", "high")
-    named = Items()
-    named.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
-    assert run(dataset=named).classes == ("a", "b", "c")
+    assert run(dataset=with_classes(X, Y, ["a", "b", "c"])).classes == ("a", "b", "c")
     assert run(dataset=(X, np.array(["no", "maybe", "yes"])[Y])).classes == ("maybe", "no", "yes")
 
 
@@ -233,7 +194,7 @@ def with_classes(x: Any, y: Any, classes: list[str]) -> Items:
     return items
 
 
-def test_labels_of_a_test_set_with_fewer_classes_are_matched_by_name() -> None:
+def test_labels_are_matched_by_name() -> None:
     known = Y[100:] > 0  # the test part lacks the first class, so that its own numbers are one lower
     one = with_classes(X[:100], Y[:100], ["a", "b", "c"])
     other = with_classes(X[100:][known], Y[100:][known] - 1, ["b", "c"])
@@ -245,15 +206,12 @@ def test_labels_of_a_test_set_with_fewer_classes_are_matched_by_name() -> None:
     assert fnrfl.evaluate(pair, other).accuracy == right.accuracy
     reversed_names = with_classes(X[:100], 2 - Y[:100], ["c", "b", "a"])
     assert fnrfl.evaluate(pair, (reversed_names, other)).accuracy == right.accuracy
-    with pytest.raises(
-        ConfigError, match=r"dataset \(test\) has the class 'd', which dataset \(train\) has not; .*a, b"
-    ):
-        run(dataset=(one, with_classes(X[100:], Y[100:], ["a", "b", "d"])))
-    with pytest.raises(ConfigError, match=r"dataset \(test\) has the label 2 and names 2 classes"):
-        run(dataset=(one, with_classes(X[100:], Y[100:], ["a", "b"])))
+    for names, said in ((["a", "b", "d"], "class 'd'"), (["a", "b"], "label 2 and names 2")):
+        with pytest.raises(ConfigError, match=rf"dataset \(test\) has the {said}"):
+            run(dataset=(one, with_classes(X[100:], Y[100:], names)))
 
 
-def test_transforms_that_draw_draw_the_same_each_time_and_leave_the_callers_stream() -> None:
+def test_transforms_draw_the_same_each_time_and_leave_the_callers_stream() -> None:
     noisy = Items(item=lambda x, y: (torch.tensor(x) + torch.rand(5), y))
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -264,12 +222,10 @@ def test_transforms_that_draw_draw_the_same_each_time_and_leave_the_callers_stre
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_pictures_deeper_than_8_bits_are_refused_and_not_cut_off(mode: str) -> None:
+def test_deep_pictures_are_refused(mode: str) -> None:
     image = pytest.importorskip("PIL.Image")
     deep = [image.new(mode, (4, 4), 1000 + at) for at in range(4)]
-    with pytest.raises(
-        ConfigError, match=f"Item 0 of dataset is a picture .*its pixels are of mode {mode}, not 8 bits"
-    ):
+    with pytest.raises(ConfigError, match=f"Item 0 of dataset .*mode {mode}, not 8 bits"):
         read_object(Items(deep, [0, 1, 0, 1]), "dataset")
 
 
@@ -282,33 +238,70 @@ def failing(x: Any, y: Any) -> Any:
     raise OSError("no such picture")
 
 
-WRONG_DATA: dict[str, tuple[Any, str]] = {
-    "lengths": ((X, Y[:-1]), "160 examples and 159 labels; there must be one label for each"),
-    "iterable": (Endless(), "iterable data set (Endless), which has no length"),
-    "shapes": (Items([np.zeros(3), np.zeros(4)], [0, 1]), "Item 1 of dataset is float64[4], and item 0 is float64[3]"),
-    "empty": (Items([], []), "dataset has no items"),
-    "one value": (Items(item=lambda x, y: x), "are a ndarray; they must be pairs (x, y)"),
-    "three values": (Items(item=lambda x, y: (x, y, 0)), "are a tuple of 3; they must be pairs"),
-    "names": (Items(item=lambda x, y: {"a": x, "b": x, "label": y}), "are named a, b, label; they must be pairs"),
-    "failing": (Items(item=failing), "Item 0 of dataset could not be read (OSError: no such picture)"),
-    "labels": (Items(item=lambda x, y: (x, [0, 1])), "has the shape [160, 2]; labels are a list of one class each"),
-    "parts": ({"train": Items(), "validation": Items()}, "has the parts train, validation"),
-    "a number of arrays": ((X, Y, X, Y, X), "dataset is tuple of 5"),
-    "a list": ([X, Y], "dataset is list"),
-    "a function": (lambda: 1 / 0, "The function given as dataset failed (ZeroDivisionError"),
-    "not finite": ((X * np.nan, Y), "not finite"),
-    "sparse": ((torch.tensor(X).to_sparse(), Y), "is a sparse tensor; it must be dense"),
-    "ragged": (([[1.0], [1.0, 2.0]], [0, 1]), "all its rows must have the same shape"),
-}
+class Noise(nn.Module):
+    """A layer that draws for itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) if self.training else x
 
 
-@pytest.mark.parametrize("case", WRONG_DATA)
-def test_wrong_data_is_refused_in_a_sentence(case: str) -> None:
-    given, words = WRONG_DATA[case]
-    with pytest.raises(ConfigError) as refused:
-        run(dataset=given, out=True)
+def with_bias(bias: Tensor) -> dict[str, Tensor]:
+    return Net().state_dict() | {"last.bias": bias}
+
+
+# What is passed in and cannot be used, and what the refusal has of it: value, rule or way out.
+WRONG_DATA: list[tuple[Any, str]] = [
+    ((X, Y[:-1]), "160 examples and 159 labels"),
+    ((X, Y, [0] * 159), "clients"),
+    ({"name": (X, Y), "label": "b"}, "dataset.label names a column of a table"),
+    (Endless(), "iterable data set (Endless), which has no length"),
+    (Items([np.zeros(3), np.zeros(4)], [0, 1]), "Item 1 of dataset is float64[4], and item 0 is float64[3]"),
+    (Items([], []), "dataset has no items"),
+    (Items(item=lambda x, y: x), "are a ndarray; they must be pairs (x, y)"),
+    (Items(item=lambda x, y: (x, y, 0)), "are a tuple of 3; they must be pairs"),
+    (Items(item=lambda x, y: {"a": x, "b": x, "label": y}), "are named a, b, label; they must be pairs"),
+    (Items(item=failing), "Item 0 of dataset could not be read (OSError: no such picture)"),
+    (Items(item=lambda x, y: (x, [0, 1])), "shape [160, 2]"),
+    ({"train": Items(), "validation": Items()}, "train, validation"),
+    ((X, Y, X, Y, X), "tuple of 5"),
+    ([X, Y], "dataset is list"),
+    (lambda: 1 / 0, "dataset failed (ZeroDivisionError"),
+    ((X * np.nan, Y), "not finite"),
+    ((torch.tensor(X).to_sparse(), Y), "is a sparse tensor; it must be dense"),
+    (([[1.0], [1.0, 2.0]], [0, 1]), "all its rows must have the same shape"),
+]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({"dataset": given}, words) for given, words in WRONG_DATA),
+    ({"model": Net(2)}, "has 2 outputs"),
+    ({"model": nn.Linear(4, 3)}, "examples of shape [5]"),
+    ({"model": object()}, "model is a object; it must be a name, a torch.nn.Module"),
+    ({"model": lambda: 3}, "type int; it must return a torch.nn.Module"),
+    ({"model": lambda width: Net()}, "could not be built (TypeError"),
+    ({"model": nn.Sequential(nn.Linear(5, 3), Noise())}, "Noise"),
+    ({"model": {"name": "mlp", "init": "best.pt"}}, 'model.init = "best.pt"'),
+    ({"model": Net, "init": {}}, "no first.weight, which the model has with shape [8, 5]"),
+    ({"model": Net, "init": Net().state_dict() | {"b": X}}, "init has b, which the model has not"),
+    ({"model": Net, "init": with_bias(torch.zeros(1))}, "last.bias with shape [1], and the model has it with [3]"),
+    ({"model": Net, "init": Net()}, "init is a Net; it must be a state_dict"),
+    ({"model": Net, "init": {"a": "b"}}, "init holds something that is no tensor"),
+    ({"algorithm": {"name": FedProx(mu=0.5), "mu": 0.4}}, "algorithm.mu is given twice"),
+    ({"algorithm": FNR(FedProx())}, "algorithm is FNR, which wraps any method"),
+    ({"algorithm": object()}, "algorithm is a object; it must be a name, or a method"),
+    ({"algorithm": {"name": Halving(), "part": 0.1}}, "algorithm.part"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_what_cannot_be_used_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(FnrflError) as refused:
+        run(**given, out=True)
     assert words in str(refused.value)
     assert not Path("runs").exists()
+
+
+def test_data_is_no_recipe() -> None:
+    with pytest.raises(ConfigError, match="The recipe is a tuple; it must be a name or a TOML file"):
+        fnrfl.run((X, Y))  # type: ignore[arg-type]
 
 
 # -- models and weights ------------------------------------------------------------------------------------------------
@@ -316,11 +309,11 @@ def test_wrong_data_is_refused_in_a_sentence(case: str) -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_module_is_the_function_that_makes_it_with_its_weights(engine: str, threads: int, folder: Path) -> None:
+def test_a_module_is_its_function_and_its_weights(engine: str, threads: int) -> None:
     """A module starts from its own weights; a factory, given or named, is called under the run's seed."""
     keys = {"engine": {"name": engine, "threads": threads}}
     source = "import sys\nfrom test_passed import Net\ndef make(num_classes):\n    return Net(num_classes)\n"
-    (folder / "own_nets.py").write_text(source)
+    Path("own_nets.py").write_text(source)
     named, factory = run(model="own_nets:make", **keys), run(model=Net, **keys)
     assert named.model_sha256 == factory.model_sha256
     torch.manual_seed(5)
@@ -332,7 +325,7 @@ def test_a_module_is_the_function_that_makes_it_with_its_weights(engine: str, th
     assert given.model_sha256 != run(model=Net(), **keys).model_sha256
 
 
-def test_what_the_caller_has_stays_as_it_is() -> None:
+def test_the_callers_module_and_settings_stay() -> None:
     module = Net().eval()
     before = copy.deepcopy(module.state_dict())
     torch.manual_seed(3)
@@ -350,24 +343,21 @@ def test_what_the_caller_has_stays_as_it_is() -> None:
     assert run(model=result.model).model_sha256 == run(model=result.model).model_sha256
 
 
-def test_runs_at_once_may_share_a_module() -> None:
-    module, found = Net(), list[str]()
-    threads = [threading.Thread(target=lambda: found.append(run(model=module).model_sha256)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_runs_at_once_share_a_module() -> None:
+    module = Net()
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda _: run(model=module).model_sha256, range(3))]
     assert found == [run(model=module).model_sha256] * 3
 
 
-def test_a_module_that_waits_for_an_example_is_drawn_under_the_seed() -> None:
+def test_a_lazy_module_is_drawn_under_the_seed() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3))
 
     assert run(model=make()).model_sha256 == run(model=make).model_sha256
 
 
-def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
+def test_first_weights_of_another_run() -> None:
     first = run(rounds=1)
     start = {name: tensor.clone() for name, tensor in first.weights.items()}
     again = run(rounds=1, init=start, client={"epochs": 1, "lr": 1e-12})
@@ -376,49 +366,10 @@ def test_a_model_may_be_trained_on_from_where_another_run_ended() -> None:
     assert exported.model_sha256 == again.model_sha256
 
 
-class Noise(nn.Module):
-    """A layer that draws for itself."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x) if self.training else x
-
-
-def small(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor[:1] if name == "last.bias" else tensor for name, tensor in state.items()}
-
-
-WRONG_MODELS: dict[str, tuple[dict[str, Any], str]] = {
-    "outputs": ({"model": Net(2)}, "has 2 outputs and dataset"),
-    "inputs": ({"model": nn.Linear(4, 3)}, "cannot be called with examples of shape [5]"),
-    "an object": ({"model": object()}, "model is a object; it must be a name, a torch.nn.Module"),
-    "a factory": ({"model": lambda: 3}, "returned an object of type int; it must return a torch.nn.Module"),
-    "a failing factory": ({"model": lambda width: Net()}, "could not be built (TypeError"),
-    "random": ({"model": nn.Sequential(nn.Linear(5, 3), Noise())}, "Noise"),
-    "missing": ({"model": Net, "init": {}}, "init has no first.weight, which the model has with shape [8, 5]"),
-    "unknown": ({"model": Net, "init": Net().state_dict() | {"b": X}}, "init has b, which the model has not"),
-    "shape": (
-        {"model": Net, "init": small(Net().state_dict())},
-        "init has last.bias with shape [1], and the model has",
-    ),
-    "a module": ({"model": Net, "init": Net()}, "init is a Net; it must be a state_dict"),
-    "no tensors": ({"model": Net, "init": {"a": "b"}}, "init holds something that is no tensor"),
-    "a name": ({"model": {"name": "mlp", "init": "best.pt"}}, 'model.init = "best.pt" is not known'),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_MODELS)
-def test_wrong_models_are_refused_in_a_sentence(case: str) -> None:
-    given, words = WRONG_MODELS[case]
-    with pytest.raises(FnrflError) as refused:
-        run(**given, out=True)
-    assert words in str(refused.value)
-    assert not Path("runs").exists()
-
-
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_method_of_the_package_is_its_name() -> None:
+def test_a_packaged_method_is_its_name() -> None:
     named = run(algorithm={"name": "fedprox", "mu": 0.5}, out="named")
     given = run(algorithm=FedProx(mu=0.5), out="given")
     assert named.model_sha256 == given.model_sha256
@@ -429,25 +380,14 @@ def test_a_method_of_the_package_is_its_name() -> None:
         fnrfl.resume("given", dataset=(X, Y), algorithm=FedProx(mu=0.4))
 
 
-def test_a_method_of_ones_own_runs_bare_and_under_fnr(folder: Path) -> None:
+def test_a_method_of_ones_own() -> None:
     lines = Path(__file__).read_text().partition("@dataclass(frozen=True)\nclass Halving")[2].partition("\n\n\n")[0]
     head = "from dataclasses import dataclass\nfrom fnrfl.core.algorithm import Algorithm, Objective, option\n"
     head += "from fnrfl.core.types import Engine, LocalTask, State\nfrom torch import Tensor\n\n"
-    (folder / "own_method.py").write_text(f"{head}@dataclass(frozen=True)\nclass Halving{lines}\n")
+    Path("own_method.py").write_text(f"{head}@dataclass(frozen=True)\nclass Halving{lines}\n")
     for fnr in ("off", "on"):
         named = run(algorithm={"name": "own_method:Halving", "part": 0.25}, fnr=fnr)
         assert named.model_sha256 == run(algorithm=Halving(part=0.25), fnr=fnr).model_sha256
-
-
-def test_wrong_methods_are_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="algorithm.mu is given twice"):
-        run(algorithm={"name": FedProx(mu=0.5), "mu": 0.4})
-    with pytest.raises(ConfigError, match="algorithm is FNR, which wraps any method"):
-        run(algorithm=FNR(FedProx()))
-    with pytest.raises(ConfigError, match="algorithm is a object; it must be a name, or a method"):
-        run(algorithm=object())
-    with pytest.raises(ConfigError, match="Unknown key algorithm.part"):
-        run(algorithm={"name": Halving(), "part": 0.1})
 
 
 # -- run directories ---------------------------------------------------------------------------------------------------
@@ -465,7 +405,7 @@ def stopped(**given: Any) -> None:
         run(out="stopped", progress=stop, **given)
 
 
-def test_a_run_goes_on_with_what_it_was_begun_with_and_nothing_else() -> None:
+def test_a_run_goes_on_with_the_same_objects_alone() -> None:
     torch.manual_seed(0)
     module, method = Net(), Halving(0.75)
     given: dict[str, Any] = {"dataset": (X, Y), "model": module, "algorithm": method}
@@ -485,14 +425,14 @@ def test_a_run_goes_on_with_what_it_was_begun_with_and_nothing_else() -> None:
     assert fnrfl.resume("stopped", **given).model_sha256 == whole.model_sha256
 
 
-def test_a_run_that_was_given_nothing_takes_nothing() -> None:
+def test_a_run_of_names_takes_no_objects() -> None:
     run(dataset="digits", out="named", rounds=1)
     with pytest.raises(ConfigError, match="named was begun with another dataset, which its config.toml names"):
         fnrfl.resume("named", dataset=(X, Y))
     assert fnrfl.resume("named", dataset="digits").rounds
 
 
-def test_the_run_directory_says_what_was_given() -> None:
+def test_the_directory_says_what_was_given() -> None:
     result = run(model=Net, algorithm=Halving(0.75), out="given")
     config, log = (Path("given", name).read_text() for name in ("config.toml", "events.jsonl"))
     header = json.loads(log.partition("\n")[0])
@@ -502,16 +442,14 @@ def test_the_run_directory_says_what_was_given() -> None:
     assert header["data"]["sha256"] == result.data.sha256
     assert header["given"]["algorithm"]["fields"] == {"part": "0.75"}
     assert all(header["given"][key]["sha256"][:8] in config for key in ("dataset", "model", "algorithm"))
-    for command in (["run", "given/config.toml"], ["resume", "given"], ["run", "given/config.toml", "--dry-run"]):
-        if command[0] == "resume":
-            Path("given/model.safetensors").unlink()
-        said = CliRunner().invoke(app, command)
-        assert said.exit_code == 2
-        assert "the run was given its data in Python, and a config cannot hold that. Use fnrfl.run" in said.stderr
     assert fnrfl.report("given").exists()
+    Path("given/model.safetensors").unlink()
+    for words in (["run", "given/config.toml"], ["resume", "given"], ["run", "given/config.toml", "--dry-run"]):
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 2 and "was given its data in Python" in said.stderr and "fnrfl.run" in said.stderr
 
 
-def test_a_finished_run_is_read_without_the_objects_and_its_model_with_the_model() -> None:
+def test_a_finished_run_is_read_without_objects_and_its_model_with_the_model() -> None:
     module = Net()
     result = run(model=module, out="done")
     found = fnrfl.load("done")
@@ -524,7 +462,7 @@ def test_a_finished_run_is_read_without_the_objects_and_its_model_with_the_model
         fnrfl.load("done", model=Net(hidden=7))
 
 
-def test_weights_that_are_not_trained_come_from_the_first_ones() -> None:
+def test_frozen_weights_come_from_the_first_ones() -> None:
     module = Net()
     module.first.weight.requires_grad_(False)
     result = run(model=module, out="frozen")
@@ -559,7 +497,7 @@ def hooked() -> nn.Module:
     return net
 
 
-def test_another_process_finds_the_same_hashes() -> None:
+def test_hashes_of_another_process() -> None:
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     ours = [module_hash(Net()), object_hash(Halving(0.3)), object_hash(make(4)), object_hash(Net)]
@@ -592,30 +530,24 @@ class SlottedRecord:
     rate: float
 
 
-class Level(Enum):
-    LOW = "low"
-    HIGH = "high"
-
-
 HELD_ELSEWHERE: dict[str, Callable[[int], Any]] = {
-    "numpy's numbers": lambda n: np.float32(n),
-    "numpy's whole numbers": lambda n: np.int64(n),
-    "paths": lambda n: Path(f"data/{n}"),
-    "decimals": lambda n: Decimal(n) / 8,
-    "dates": lambda n: date(2020, 1, n),
-    "members": lambda n: list(Level)[n % 2],
-    "slots": lambda n: Slotted(n),
-    "records with slots": lambda n: SlottedRecord(n),
-    "namespaces": lambda n: SimpleNamespace(width=n),
-    "getters": lambda n: itemgetter(n),
-    "cached functions": lambda n: functools.lru_cache(make(n)),
+    "numpy": np.float32,
+    "whole": np.int64,
+    "path": lambda n: Path(f"data/{n}"),
+    "decimal": lambda n: Decimal(n) / 8,
+    "date": lambda n: date(2020, 1, n),
+    "member": Enum("Level", "LOW HIGH"),
+    "slots": Slotted,
+    "record": SlottedRecord,
+    "namespace": lambda n: SimpleNamespace(width=n),
+    "getter": itemgetter,
+    "cached": lambda n: functools.lru_cache(make(n)),
 }
 
 
 @pytest.mark.parametrize("case", HELD_ELSEWHERE)
-def test_hashes_follow_what_objects_hold_elsewhere_than_in_attributes(case: str) -> None:
-    make_one = HELD_ELSEWHERE[case]
-    hashes = [object_hash({"setting": make_one(n)}) for n in (1, 2, 1)]
+def test_hashes_follow_what_is_no_attribute(case: str) -> None:
+    hashes = [object_hash({"setting": HELD_ELSEWHERE[case](n)}) for n in (1, 2, 1)]
     assert hashes[0] == hashes[2] != hashes[1]
 
 
@@ -627,31 +559,31 @@ def test_what_cannot_be_copied_is_equal_to_nothing_else() -> None:
 # -- what the commands do ----------------------------------------------------------------------------------------------
 
 
-def test_items_without_a_label_can_be_asked_about_and_not_scored() -> None:
+UNLABELLED: list[Callable[[Any, Any], object]] = [
+    lambda x, y: x,
+    lambda x, y: torch.as_tensor(x),
+    lambda x, y: (x,),
+    lambda x, y: {"features": x},
+    lambda x, y: {"idx": 3, "x": x},
+]
+
+
+def test_items_without_a_label_are_predicted_and_not_scored() -> None:
     result = run()
     wanted = fnrfl.predict(result, X).to_csv()
-    kinds: dict[str, Callable[[Any, Any], object]] = {
-        "itself": lambda x, y: x,
-        "tensor": lambda x, y: torch.as_tensor(x),
-        "one of one": lambda x, y: (x,),
-        "named": lambda x, y: {"features": x},
-        "named beside others": lambda x, y: {"idx": 3, "x": x},
-    }
-    for name, item in kinds.items():
-        data = Items(item=item)
-        assert fnrfl.predict(result, data).to_csv() == wanted, name
+    for item in (*UNLABELLED, lambda x, y: (x, None), lambda x, y: (x, float("nan"))):
+        assert fnrfl.predict(result, Items(item=item)).to_csv() == wanted
+    for item in UNLABELLED:
         with pytest.raises(ConfigError, match="no labels, so nothing can be scored"):
-            fnrfl.evaluate(result, data)
+            fnrfl.evaluate(result, Items(item=item))
         with pytest.raises(ConfigError, match="must be pairs"):
-            run(dataset=data)
-    for empty in (lambda x, y: (x, None), lambda x, y: (x, float("nan"))):
-        assert fnrfl.predict(result, Items(item=empty)).to_csv() == wanted
+            run(dataset=Items(item=item))
 
 
-def test_evaluate_and_predict_are_the_commands(folder: Path) -> None:
-    np.savez(folder / "mine.npz", x=X, y=Y)
+def test_evaluate_and_predict_are_the_commands() -> None:
+    np.savez("mine.npz", x=X, y=Y)
     result = run(dataset="mine.npz", out="done")
-    for data in ("mine.npz", folder / "mine.npz", (X, Y), Items()):
+    for data in ("mine.npz", Path("mine.npz"), (X, Y), Items()):
         for one in (result, "done"):
             scored = fnrfl.evaluate(one, data)
             assert scored.accuracy == pytest.approx(result.accuracy)
@@ -662,8 +594,7 @@ def test_evaluate_and_predict_are_the_commands(folder: Path) -> None:
     for data in (X, (X, Y), "mine.npz", X.tolist()):
         found = fnrfl.predict("done", data)
         assert found.to_csv() == printed.stdout
-        assert len(found) == len(X)
-        assert np.asarray(found.probabilities).shape == (160, 3)
+        assert np.asarray(found.probabilities).shape == (len(found), 3) == (160, 3)
         assert found.labels == [found.classes[at] for at in np.asarray(found.probabilities).argmax(1)]
     with pytest.raises(ConfigError, match="The data has no labels, so nothing can be scored"):
         fnrfl.evaluate("done", X)
@@ -684,6 +615,10 @@ def test_compare_takes_objects_and_goes_on() -> None:
         keys = {"over": over, "seeds": [0], "dataset": (X, Y), "model": lambda: nn.Linear(5, 3), "out": "grid"}
         return fnrfl.compare(**keys | {"rounds": 1, "clients": 2, "scenario": "iid", **given})
 
+    def stop_after_one(notice: Any) -> None:
+        if notice.what == "done":
+            raise Stop
+
     with pytest.raises(Stop):
         compare(progress=stop_after_one)
     found = compare()
@@ -692,20 +627,16 @@ def test_compare_takes_objects_and_goes_on() -> None:
     assert found.table()["algorithm"][:2] == ["fedprox", "fedprox"]
     assert len(set(found.table()["algorithm"])) == 3
     assert {row.config.client.batch for row in found.rows} == {8, 16}
-    assert repr(found) == "Comparison(6 rows, 6 of 6 runs, kept in grid)"
-    assert "Halving" in str(found)
+    assert "6 of 6 runs, kept in grid" in repr(found) and "Halving" in str(found)
     assert Path("grid/report.html") == fnrfl.report(found)
-    with pytest.raises(ConfigError, match="over varies model and holds a module"):
-        compare(over={"model": [Net()]})
-    with pytest.raises(ConfigError, match="over has 0.1 for client.lr; it must be a list of values"):
-        compare(over={"client.lr": 0.1})
-    with pytest.raises(ConfigError, match="seeds is 3; it must be a list of whole numbers"):
-        compare(seeds=3)
-
-
-def stop_after_one(notice: Any) -> None:
-    if notice.what == "done":
-        raise Stop
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"over": {"model": [Net()]}}, "over varies model and holds a module"),
+        ({"over": {"client.lr": 0.1}}, "over has 0.1 for client.lr; it must be a list"),
+        ({"seeds": 3}, "seeds is 3; it must be a list"),
+    ]
+    for keys, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            compare(**keys)
 
 
 def test_compare_is_the_command() -> None:
@@ -718,23 +649,21 @@ def test_compare_is_the_command() -> None:
     assert said.stdout == found.to_json()
 
 
-def test_report_says_what_it_needs() -> None:
+@pytest.mark.parametrize("what", [(), (None,)], ids=["nothing", "no directory"])
+def test_report_needs_a_run_directory(what: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="There is no run directory to report on"):
-        fnrfl.report(run(rounds=1))
-    with pytest.raises(ConfigError, match="There is no run directory to report on"):
-        fnrfl.report()
+        fnrfl.report(*(run(rounds=1) for _ in what))
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_told_in_a_line_and_in_a_table() -> None:
+def test_a_result_as_a_line_and_as_a_table() -> None:
     result = run(name="<b>", out="a<b>")
     assert repr(result).startswith("Result(fedavg on arrays (given in Python, ")
     assert len(repr(result).splitlines()) == 1
     html = result._repr_html_()
-    assert "a&lt;b&gt;" in html
-    assert "a<b>" not in html
+    assert "a&lt;b&gt;" in html and "a<b>" not in html
     assert fnrfl.load("a<b>")._repr_html_() == html
 
 
@@ -749,12 +678,11 @@ def test_curves_are_columns_of_equal_length() -> None:
 
 
 def test_the_confusion_matrix_counts_the_test_set() -> None:
-    for keys in ({}, {"model": "mlp(norm=batch)", "algorithm": "fedbn"}):
-        result = run(out="kept", overwrite=True, **keys)
+    test = object_source((X, Y), "dataset").dataset().test
+    for models, keys in ((1, {}), (3, {"model": "mlp(norm=batch)", "algorithm": "fedbn"})):
+        result = run(**keys)
         counts = np.array(result.confusion)
-        made = object_source((X, Y), "dataset").dataset()
-        models = 3 if keys else 1
-        assert counts.sum(1).tolist() == (models * np.bincount(made.test.y, minlength=3)).tolist()
+        assert counts.sum(1).tolist() == (models * np.bincount(test.y, minlength=3)).tolist()
         assert np.trace(counts) / counts.sum() == pytest.approx(result.accuracy)
 
 
@@ -777,7 +705,7 @@ def test_the_public_names_are_what_dir_shows() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_classes_that_a_part_of_the_data_lacks_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_lacking_classes_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     draw = np.random.default_rng(0)
     x = lambda n: draw.normal(size=(n, 5)).astype(np.float32)  # noqa: E731
     known, strange = np.array(["apple", "pear"] * 40), np.array(["apple", "plum"] * 10)
