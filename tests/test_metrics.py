@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fnrfl.runs.custom_metrics import NAMES_OF_RESULTS
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 from typer.testing import CliRunner

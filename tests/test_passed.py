@@ -454,10 +454,12 @@ def test_a_finished_run_is_read_without_objects_and_its_model_with_the_model() -
     result = run(model=module, out="done")
     found = fnrfl.load("done")
     assert (found.accuracy, found.rounds, found.model_sha256) == (result.accuracy, result.rounds, result.model_sha256)
-    with pytest.raises(ConfigError, match="the run was given its model in Python"):
-        found.model  # noqa: B018
+    for ask in (lambda: found.model, lambda: fnrfl.predict("done", X)):
+        with pytest.raises(ConfigError, match="the run was given its model in Python"):
+            ask()
     x = torch.tensor(X[:3])
     assert torch.equal(fnrfl.load("done", model=Net()).model(x), result.model(x))
+    assert fnrfl.predict("done", X, model=Net()).to_csv() == fnrfl.predict(result, X).to_csv()
     with pytest.raises(ConfigError, match="model is not what the run was begun with"):
         fnrfl.load("done", model=Net(hidden=7))
 
@@ -600,13 +602,6 @@ def test_evaluate_and_predict_are_the_commands() -> None:
         fnrfl.evaluate("done", X)
     with pytest.raises(ConfigError, match="The data is no table, so it has no column 'a'"):
         fnrfl.predict("done", X, id_column="a")
-
-
-def test_a_run_that_was_given_its_model_is_asked_with_the_model() -> None:
-    result = run(model=Net(), out="done")
-    assert fnrfl.predict("done", X, model=Net()).to_csv() == fnrfl.predict(result, X).to_csv()
-    with pytest.raises(ConfigError, match="the run was given its model in Python"):
-        fnrfl.predict("done", X)
 
 
 def test_compare_takes_objects_and_goes_on() -> None:

@@ -474,12 +474,6 @@ def ended(finished: Result, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished.run_dir or "", tmp_path / "run"))
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5])
-def test_a_damaged_model_is_refused(ended: Path, keep: float) -> None:
-    cut("model.safetensors", keep)(ended)
-    assert_refused(ended, "model.safetensors")
-
-
 @pytest.mark.parametrize("stem", ["server", "client-*"])
 def test_a_damaged_checkpoint_of_a_finished_run_is_refused(ended: Path, stem: str) -> None:
     damaged = sorted(ended.glob(f"rounds/*/{stem}.safetensors"))[0]

@@ -23,14 +23,7 @@ from fnrfl.rundir.directory import is_finished
 from fnrfl.rundir.events import Event
 from fnrfl.rundir.record import read_index
 from fnrfl.runs.callbacks import series_of_runs
-from fnrfl.runs.quality import (
-    NUMBER_METRICS,
-    TEST_METRICS,
-    Metric,
-    leading_metric,
-    load_custom_metrics,
-    select_metrics,
-)
+from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
 if TYPE_CHECKING:
     from fnrfl.runs.passed import PassedObjects
@@ -121,6 +114,7 @@ def check_judged(
 
 def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjects | None = None) -> Metric:
     """Choose the metric that is compared: the one named, which every run must have, or what the methods lead with."""
+    from fnrfl.runs.quality import load_custom_metrics, select_metrics
     from fnrfl.runs.setup.method import build_algorithm
 
     if name is None:
