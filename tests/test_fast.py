@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,18 +18,24 @@ from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import RunConfig, load
-from fnrfl.core.algorithm import Objective
-from fnrfl.core.net import Model, Net
-from fnrfl.core.types import Batch, Flat, LocalTask, Out, Training, Tree
-from fnrfl.data.batches import Pool
+from fnrfl.core.net import Net
+from fnrfl.core.types import Training, Tree
+from fnrfl.core.values import SERVER
 from fnrfl.engines.devices import Threads
-from fnrfl.engines.groups import GROUP_SIZE, halves, in_groups, shrinking
+from fnrfl.engines.groups import (
+    GROUP_SIZE,
+    MIN_STEPS_FOR_OWN_WIDTH,
+    MIN_STEPS_FOR_SHORT_BATCH,
+    StepEstimate,
+    halves,
+    in_groups,
+    shrinking,
+)
 from fnrfl.engines.recorder import recorder as recorder_module
-from fnrfl.engines.recorder import torchscript, tracer
+from fnrfl.engines.recorder import torchscript
 from fnrfl.engines.recorder.programs import FlatProgram, Program, Recording
 from fnrfl.engines.recorder.recorder import Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
-from fnrfl.engines.step_estimate import MIN_STEPS_FOR_SHORT_BATCH
 from fnrfl.engines.vectorised import Vectorised
 from fnrfl.models.catalogue import build_model
 from fnrfl.runs import run as runs
@@ -37,7 +43,7 @@ from fnrfl.runs.setup import build
 from fnrfl.runs.setup import engine as auto
 from settings import with_keys
 from test_conformance import FEW_METHODS, LIKE_FEDAVG, METHODS, algorithm, each
-from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance
+from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, assert_near, assert_same, classification, distance, with_pool
 
 FAST = pytest.mark.parametrize("engine", ["loop-fast", "batched-fast"])
 
@@ -111,12 +117,6 @@ def test_nothing_is_recorded_twice(engine: str) -> None:
     assert_near(run.state, Run(FNR(Scaffold()), active=3, lr_decay=0.7).rounds(4), atol=1e-9)
 
 
-def test_the_number_of_programs_is_bounded_whoever_takes_part() -> None:
-    run = Run(FedAvg(), "batched-fast", active=4)
-    run.rounds(12)
-    assert len(programs(run)) <= len(halves(4))
-
-
 class Convolutional(nn.Sequential):
     """With every layer whose derivative says which of its outputs are wanted."""
 
@@ -145,10 +145,9 @@ class Moody(nn.Module):
         self.hidden, self.other = nn.Linear(NUM_FEATURES, 8), nn.Linear(NUM_FEATURES, 8)
         self.head = nn.Linear(8, NUM_CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         layer = self.hidden if float(x.sum()) > 0 else self.other
-        logits: Tensor = self.head(layer(x.flatten(1)).relu())
-        return logits
+        return self.head(layer(x.flatten(1)).relu())
 
 
 def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
@@ -167,7 +166,7 @@ def test_a_record_that_does_not_repeat_the_step_is_refused(engine: str, monkeypa
             if node.target is torch.ops.aten.sub_.Tensor:  # the update
                 node.target = torch.ops.aten.add_.Tensor
 
-    monkeypatch.setattr(tracer, "leave_out_views", spoil)
+    monkeypatch.setattr(recorder_module, "leave_out_views", spoil)
     run = Run(FedAvg(), engine)
     plain = Run(FedAvg(), engine.removesuffix("-fast"), threads=2)
     assert_same(run.rounds(2), plain.rounds(2))
@@ -186,68 +185,31 @@ def test_without_torchscript_a_record_is_run_operator_by_operator(engine: str, m
     assert None not in programs(run)
 
 
-def test_one_tensor_given_for_two_arguments_is_two_arguments() -> None:
-    def step(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        a.add_(b * x)
-        return a.sum()
+def test_arguments_are_told_apart_by_place_and_by_name() -> None:
+    """One tensor may be two arguments, and dicts may be filled in any order."""
 
-    same = torch.ones(3)
-    program = Recorder(TorchScript()).record(step, [same, same], [torch.full((3,), 2.0)], num_written=1)
-    assert program is not None
-    a, b = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
-    losses = program([a, b], [torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])])
-    assert a.tolist() == [4.0, 7.0, 10.0]
-    assert losses.tolist() == [9.0, 21.0]
-    assert same.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_a_program_does_not_depend_on_who_was_put_into_a_tree_first() -> None:
     def step(carry: Tree, fixed: Tree, x: Tensor) -> Tensor:
         carry["a"].add_(fixed["c"] * x)
         return carry["b"] - fixed["d"]
 
     one, two, three, four = (torch.full((2,), value) for value in (1.0, 2.0, 3.0, 4.0))
-    program = Recorder(TorchScript()).program(
-        "step", lambda: (step, {"b": two.clone(), "a": one.clone()}, {"d": four, "c": three}, one)
-    )
-    assert program is not None
-    carry = {"a": one.clone(), "b": two.clone()}
-    losses = program(carry, {"c": three, "d": four}, torch.tensor([[1.0, 1.0], [10.0, 10.0]]))
-    assert carry["a"].tolist() == [34.0, 34.0] and carry["b"].tolist() == [2.0, 2.0]
-    assert losses.tolist() == [[-2.0, -2.0]] * 2
+    for carried in ({"b": two.clone(), "a": one.clone()}, {"b": one, "a": one}):
+        example = step, carried, {"d": four, "c": three}, one
+        program = Recorder(TorchScript()).program(id(carried), lambda example=example: example)  # type: ignore[misc]
+        assert program is not None
+        carry = {"a": one.clone(), "b": two.clone()}
+        losses = program(carry, {"c": three, "d": four}, torch.tensor([[1.0, 1.0], [10.0, 10.0]]))
+        assert carry["a"].tolist() == [34.0, 34.0] and carry["b"].tolist() == [2.0, 2.0]
+        assert losses.tolist() == [[-2.0, -2.0]] * 2 and one.tolist() == [1.0, 1.0]
 
 
 # -- Threads ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Meeting(Objective):
-    """Waits in its loss until as many groups are there, and notes whose module each was called with."""
-
-    barrier: threading.Barrier = field(compare=False)
-    modules: list[int] = field(compare=False)
-
-    def loss(self, out: Out, model: Model, params: Flat, batch: Batch, shared: Tree, own: Tree) -> Tensor:
-        self.modules.append(id(model.net.module))
-        self.barrier.wait(timeout=20)
-        return super().loss(out, model, params, batch, shared, own)
-
-
 def many(clients: int, threads: int = 2) -> Run:
-    world = classification(module=Plain)
-    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
-    pool = Pool(parts, torch.arange(clients * 6).split(6), NUM_CLASSES, dtype=torch.float64)
+    world = with_pool(classification(module=Plain), torch.arange(clients * 6).split(6))
     training = Training(epochs=1, batch=6, lr=0.05)
-    return Run(FedAvg(), "batched", world=replace(world, pool=pool, training=training, active=clients), threads=threads)
-
-
-def test_groups_side_by_side_never_share_a_module() -> None:
-    """Two groups in the middle of a step at the same time, each with a module of its own."""
-    run = many(2 * GROUP_SIZE)
-    meeting = Meeting(threading.Barrier(2), [])
-    run.engine.train(torch.arange(2 * GROUP_SIZE), LocalTask(meeting, "local", run.state))
-    assert len(meeting.modules) == len(set(meeting.modules)) == 2
-    assert id(run.net.module) not in meeting.modules
+    return Run(FedAvg(), "batched", world=replace(world, training=training, active=clients), threads=threads)
 
 
 @FAST
@@ -317,16 +279,9 @@ def test_a_group_may_hold_nobody_who_takes_a_step(engine: str) -> None:
 @pytest.mark.parametrize("policy", ["run-on", "keep"])
 def test_how_much_is_gathered_at_once_changes_no_bit(engine: str, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout and a client's noise, whose numbers are drawn for many steps or for one."""
-    world = classification()
-    parts = {k: world.pool.take(k, torch.arange(n)) for k, n in (("private", 305), ("public", 55), ("ranking", 40))}
-    pool = Pool(
-        parts,
-        world.pool.shards,
-        NUM_CLASSES,
-        dtype=torch.float64,
-        noise=lambda client, x, stream: x + 0.1 * client * torch.randn(x.shape, generator=stream).to(x),
-    )
-    world = replace(world, pool=pool, training=replace(world.training, last_batch=policy, batch=15))
+    noise = lambda client, x, stream: x + 0.1 * client * torch.randn(x.shape, generator=stream).to(x)  # noqa: E731
+    world = with_pool(classification(), noise=noise)
+    world = replace(world, training=replace(world.training, last_batch=policy, batch=15))
     whole = Run(FedAvg(), engine, world=world).rounds(2)
     monkeypatch.setattr(Threads, "max_gather_bytes", 1)
     assert_same(whole, Run(FedAvg(), engine, world=world).rounds(2))
@@ -375,35 +330,36 @@ def built(*keys: str) -> build.Built:
     return build.build(load(None, list(keys)))
 
 
-def test_auto_is_the_documented_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("keys", "engine", "threads"),
+    [
+        ("", "batched", 3), ("clients=2", "batched", 2), ("clients=1 scenario=iid", "loop", 1),
+        ("model=mlp(hidden=1000)", "loop", 3), ("model=cnn", "loop", 3), ("engine=loop", "loop", 3),
+        ("engine=batched model=cnn engine.threads=1", "batched", 1),
+    ],
+)  # fmt: skip
+def test_auto_is_the_documented_rule(keys: str, engine: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto.os, "cpu_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for keys, engine, threads in (
-        ((), "batched", 3),
-        (("clients=2",), "batched", 2),
-        (("clients=1", "scenario=iid"), "loop", 1),
-        (("model=mlp(hidden=1000)",), "loop", 3),
-        (("model=cnn",), "loop", 3),
-        (("engine=loop",), "loop", 3),
-        (("engine=batched", "model=cnn", "engine.threads=1"), "batched", 1),
-    ):
-        chosen = built(*keys).config.engine
-        assert (chosen.name, chosen.threads) == (engine, threads), keys
+    chosen = built(*keys.split()).config.engine
+    assert (chosen.name, chosen.threads) == (engine, threads)
 
 
-def test_long_runs_of_dense_nets_are_recorded_and_convolutions_are_channels_last(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("keys", "records", "channels_last"),
+    [
+        ("rounds=1", False, False), ("rounds=1000 model=mlp", True, False), ("rounds=1000 engine=loop", True, None),
+        ("rounds=1000 engine.accelerate=false", False, None), ("rounds=1000 model=cnn", True, True),
+        ("rounds=2 clients=10 model=cnn", False, True), ("model=cnn engine.accelerate=false", None, False),
+    ],
+)  # fmt: skip
+def test_long_runs_are_recorded_and_convolutions_are_channels_last(
+    keys: str, records: bool | None, channels_last: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert built("rounds=1").engine.server.runner.recorder is None
-    assert built("rounds=1000").engine.server.runner.recorder is not None
-    assert built("rounds=1000", "engine=loop").engine.server.runner.recorder is not None
-    assert built("rounds=1000", "engine.accelerate=false").engine.server.runner.recorder is None
-    assert built("rounds=1000", "model=cnn").engine.server.runner.recorder is not None
-    assert built("rounds=2", "clients=10", "model=cnn").engine.server.runner.recorder is None
-    assert built("model=cnn").net.channels_last
-    assert not built("model=cnn", "engine.accelerate=false").net.channels_last
-    assert not built("model=mlp").net.channels_last
+    made = built(*keys.split())
+    assert records in (None, made.engine.server.runner.recorder is not None)
+    assert channels_last in (None, made.net.channels_last)
 
 
 @FAST
@@ -423,18 +379,10 @@ def test_last_batches_are_recorded_if_there_will_be_many(engine: str, rounds: in
 
 def test_on_a_gpu_steps_are_captured_if_the_groups_of_a_cohort_take_enough() -> None:
     few = built("clients=10", "rounds=2", "client.batch=32")
+    keys = {"rounds": auto.WORTH_CAPTURING - 1, "client": {"epochs": 1, "batch": 10_000}, "engine": {"name": "gpu"}}
     for clients, captured in ((10, False), (16, False), (17, True), (100, True)):
-        keys = {
-            "clients": clients,
-            "rounds": auto.WORTH_CAPTURING - 1,
-            "client": {"epochs": 1, "batch": 10_000},
-        }
-        assert (
-            auto.records_steps(
-                with_keys(few.config, {**keys, "engine": {"name": "gpu"}}), few.net, int(few.pool.examples.max())
-            )
-            is captured
-        )
+        config = with_keys(few.config, {**keys, "clients": clients})
+        assert auto.records_steps(config, few.net, int(few.pool.examples.max())) is captured
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
@@ -461,3 +409,54 @@ def test_a_fast_run_is_the_plain_run(model: str, monkeypatch: pytest.MonkeyPatch
     ours, theirs = fast.model.state_dict(), plain.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(distance(ours[k].double(), theirs[k].double()) < 1e-9 for k in ours)
+
+
+# -- How many steps a run will take ---------------------------------------------------------------------------------
+
+
+def job(epochs: int, batch: int, clients: int) -> Any:
+    return SimpleNamespace(
+        task=SimpleNamespace(data="private"), training=SimpleNamespace(epochs=epochs, batch=batch, last_batch="keep"),
+        clients=list(range(clients)),
+    )  # fmt: skip
+
+
+def test_every_step_of_every_client_is_in_a_group_of_some_rows() -> None:
+    work = StepEstimate(examples=[64 * n for n in (1, 2, 3, 40)], rounds=5)
+    by_rows = work.steps_by_rows(job(epochs=2, batch=64, clients=4), halves(4))
+    assert set(by_rows) <= {4, 2, 1}
+    assert sum(by_rows.values()) >= 5 * 2 * (1 + 2 + 3 + 40)  # idle rows are counted too
+    assert by_rows[1] > by_rows[4]
+
+
+def test_a_task_on_public_data_counts_for_the_whole_cohort_however_few_clients_a_chunk_has() -> None:
+    work, task = StepEstimate(examples=[64] * 40, rounds=5, participation=0.5), job(epochs=2, batch=8, clients=3)
+    task.task.data, task.plans = "public", [SimpleNamespace(order=range(2 * 19))]
+    assert work.short_sizes(task, 1, 9).recorded == set()  # 3: 20 clients, 2 epochs, 5 rounds
+    assert replace(work, rounds=8).short_sizes(task, 1, 9).recorded == {3}
+    task.clients = [SERVER]
+    assert replace(work, rounds=8).short_sizes(task, 1, 9).recorded == set()
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 10, 1000])
+def test_a_width_of_few_steps_needs_no_program_where_idle_rows_cost_little(rounds: int) -> None:
+    work, task = StepEstimate(examples=[640, 6400, 32000, 32640], rounds=rounds), job(epochs=2, batch=64, clients=4)
+    widths, halved = work.widths(task, 4), work.steps_by_rows(task, halves(4))
+    assert widths == [rows for rows in halves(4) if rows == 4 or halved[rows] // rows >= MIN_STEPS_FOR_OWN_WIDTH]
+    assert (len(widths), widths[-1]) == ({1: 2, 3: 2, 10: 2, 1000: 3}[rounds], 4)
+    taken = work.steps_by_rows(task, widths)  # wider, and as many
+    assert set(taken) == set(widths) and sum(taken.values()) >= sum(halved.values())
+
+
+@pytest.mark.parametrize(("engine", "rounds"), [("gpu-fast", 1), ("gpu-fast", 10_000), ("batched-fast", 1)])
+@pytest.mark.usefixtures("no_programs")
+def test_groups_shrink_to_widths_that_have_a_program(engine: str, rounds: int) -> None:
+    """Where idle rows cost time, to a half each time."""
+    training = replace(classification().training, batch=7)
+    run = Run(FedAvg(), engine, training=training, active=6, rounds=rounds)
+    run.rounds(2)
+    assert_near(run.state, Run(FedAvg(), training=training, active=6).rounds(2), atol=1e-9)
+    recorder = run.engine.server.runner.recorder
+    assert recorder is not None
+    widths: Any = {key[0] for key in recorder.programs}  # type: ignore[index]
+    assert widths == ({6} if (engine, rounds) == ("gpu-fast", 1) else set(halves(6)))

@@ -15,7 +15,6 @@ from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.core.engine import Probe
 from fnrfl.core.training import Training
-from fnrfl.core.values import Batch
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.runner import Probing
 from toys import NUM_CLASSES, NUM_FEATURES, Plain, Run, classification
@@ -61,15 +60,15 @@ def test_one_probe_may_be_asked_about_several_data(engine: str) -> None:
     ],
 )
 def test_models_that_cannot_be_asked_together_are_asked_one_by_one(error: Exception, room_is_made: bool) -> None:
-    ask = Probing.joint_sums
+    ask = Probing.joint_answers
 
-    def full(probing: Any, net: Any, models: Any, batch: Batch) -> Any:
-        if len(models.params) > 2:
+    def full(probing: Any, worker: Any, rows: Any) -> Any:
+        if len(rows) > 2:
             raise error
-        return ask(probing, net, models, batch)
+        return ask(probing, worker, rows)
 
     with (
-        mock.patch.object(Probing, "joint_sums", full),
+        mock.patch.object(Probing, "joint_answers", full),
         mock.patch.object(Gpus, "free_memory") as freed,
     ):
         near(answers("gpu"), answers("loop"))

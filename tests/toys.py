@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,6 +113,13 @@ def classification(dtype: torch.dtype = torch.float64, *, module: Callable[[], n
         training=Training(epochs=2, batch=16, lr=0.05, weight_decay=1e-3),
         active=4,
     )
+
+
+def with_pool(world: World, shards: Any = None, **options: Any) -> World:
+    """The classification world with a pool of its own: other shards, or noise."""
+    pool = world.pool
+    parts = {k: tuple(t.clone() for t in pool._parts[k]) for k in ("private", "public", "ranking")}
+    return replace(world, pool=Pool(parts, shards or pool.shards, NUM_CLASSES, dtype=torch.float64, **options))
 
 
 # -- Quadratics: f_i(y) = 1/2 y'A_i y - b_i'y, whose optimum is known -------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ class OneByOne(Runner):
         by_hand = fixed._replace(lr=job.training.lr)  # a number, which needs no vector in between
         step, tensors = job.step(worker.net, by_autograd), trees.leaves((carry, fixed))
         losses: list[Tensor] = []
-        for a, b in stretches(job, pool, 0, job.steps[m], 1):
+        for a, b in stretches(job, pool, job.steps[m], 1):
             for size, batches in job.batches_of(m, a, b, worker):
                 if (program := programs.get(size)) is not None:
                     losses.append(program(tensors, (), batches))
@@ -48,24 +50,21 @@ class OneByOne(Runner):
         """Recorded steps, for full batches and for last ones of a frequent size."""
         if self.recorder is None:
             return {}
-        with_size = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
-        full, most = {job.training.batch} & with_size.keys(), self.recorder.backend.max_programs // 2
-        sizes = sorted(full | self.estimate.frequent_sizes(job, most) & with_size.keys())
-        found = self.recorder.programs_of([_request(job, pool, with_size[size], size) for size in sizes])
+        who = {size: m for m, plan in enumerate(job.plans) for size in plan.sizes}  # somebody who has it
+        short = self.estimate.short_sizes(job, 1, self.recorder.backend.max_programs // 2)
+        sizes = sorted({job.training.batch, *short.recorded} & who.keys())
+        requests = [ProgramRequest((size, job.key), partial(_example, job, pool, who[size], size)) for size in sizes]
+        found = self.recorder.programs_of(requests)
         return {size: program for size, program in zip(sizes, found, strict=True) if program is not None}
 
 
 ProgramsBySize = dict[int, Program]  # by the size of batches
 
 
-def _request(job: Job, pool: DevicePool, m: int, size: int) -> ProgramRequest:
-    net = pool.net
-
-    def example() -> tuple[Step, Carry, Fixed, Batch]:
-        batch = trees.rows(job.example_batch([m], size, pool.feed, net.dtype), 0)
-        return job.step(net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
-
-    return ProgramRequest((size, job.key), example)
+def _example(job: Job, pool: DevicePool, m: int, size: int) -> tuple[Step, Carry, Fixed, Batch]:
+    """A step of client m and its arguments, to be recorded."""
+    batch = trees.rows(job.example_batch([m], size, pool.feed, pool.net.dtype), 0)
+    return job.step(pool.net, by_transform), trees.rows(job.carry, m), _fixed(job, m), batch
 
 
 def _fixed(job: Job, m: int) -> Fixed:

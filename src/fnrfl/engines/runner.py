@@ -17,9 +17,9 @@ from fnrfl.core.net import Net
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Batch, Flat, Out, RandomStream, State
 from fnrfl.engines.devices import DevicePool, Worker
+from fnrfl.engines.groups import StepEstimate
 from fnrfl.engines.job import Job
 from fnrfl.engines.recorder.recorder import Recorder
-from fnrfl.engines.step_estimate import NO_ESTIMATE, StepEstimate
 
 Blame = Callable[[Sequence[int]], AbstractContextManager[None]]  # names these clients in every error inside
 
@@ -30,7 +30,7 @@ class Probing:
 
     request: MeasureRequest
     held: Callable[[int], State]  # client -> the model that it holds
-    stream: Callable[[int], RandomStream]
+    streams: dict[int, RandomStream]  # of each client
     initial: State
     draws: Callable[[RandomStream], Callable[[int, int], Tree]]  # dropout masks, for probes in train mode
 
@@ -45,9 +45,11 @@ class Probing:
         """Client m's answer."""
         net, probe, model = worker.net, self.request.probe, self.model(m).to(worker.net.device)
         total: Tree = {}
-        for batch in self.batches(worker, self.request.clients[m]):
-            batch = replace(batch, x=net.laid_out(batch.x)) if probe.asks_model else batch
-            out = self.forward(net, model.params, model.buffers, batch) if probe.asks_model else Out.empty(batch)
+        for batch in self.shared_batches(worker, [self.request.clients[m]]):
+            out, batch = Out.empty(batch), replace(batch, noise=trees.rows(batch.noise, 0))
+            if probe.asks_model:
+                batch = replace(batch, x=net.laid_out(batch.x))
+                out = self.forward(net, model.params, model.buffers, batch)
             total = probe.add(total, probe(out, batch))
         return probe.finish(total)
 
@@ -57,33 +59,23 @@ class Probing:
         models = trees.moved(trees.stacked([self.model(m) for m in rows]), net.device)
         total: Tree = {}
         for batch in self.shared_batches(worker, [self.request.clients[m] for m in rows]):
-            total = probe.add(total, self.joint_sums(net, models, batch))
+            batch = replace(batch, x=net.laid_out(batch.x))
+
+            def sums(params: Tensor, buffers: Tree, masks: Tree, batch: Batch = batch) -> Tree:
+                mine = replace(batch, noise=masks)
+                return probe(self.forward(net, params, buffers, mine), mine)
+
+            total = probe.add(total, vmap(sums)(models.params, models.buffers, batch.noise))
         return [probe.finish({k: v[i] for k, v in total.items()}) for i in range(len(rows))]
-
-    def joint_sums(self, net: Net, models: State, batch: Batch) -> Tree:
-        """Return the sums over one batch, of every model."""
-        x = net.laid_out(batch.x)
-
-        def sums(params: Tensor, buffers: Tree, masks: Tree) -> Tree:
-            mine = replace(batch, x=x, noise=masks)
-            return self.request.probe(self.forward(net, params, buffers, mine), mine)
-
-        found: Tree = vmap(sums)(models.params, models.buffers, batch.noise)
-        return found
-
-    def batches(self, worker: Worker, client: int) -> Iterator[Batch]:
-        """The batches that a client is asked about."""
-        for batch in self.shared_batches(worker, [client]):
-            yield replace(batch, noise=trees.rows(batch.noise, 0))
 
     def shared_batches(self, worker: Worker, clients: Sequence[int]) -> Iterator[Batch]:
         """The batches that clients are asked about who look at the same examples; dropout masks are [M, ...]."""
         feed, training, first = worker.feed, self.request.probe.training, clients[0]
         if training is None:
-            yield from feed.probe_batches(first, self.request.data, self.stream(first))
+            yield from feed.probe_batches(first, self.request.data, self.streams[first])
             return
-        draws = [self.draws(self.stream(client)) for client in clients]
-        for positions in feed.plan(first, self.request.data, training, self.stream(first)).batches:
+        draws = [self.draws(self.streams[client]) for client in clients]
+        for positions in feed.plan(first, self.request.data, training, self.streams[first]).batches:
             x, y = feed.take(self.request.data, positions)
             masks = trees.joined([draw(1, len(positions)) for draw in draws])
             yield Batch(x, y, positions.to(x.device), trees.moved(masks, x.device))
@@ -99,10 +91,10 @@ class Runner:
     """How steps are taken: the base of `OneByOne` and `Vectorised`."""
 
     def __init__(
-        self, recorder: Recorder | None = None, estimate: StepEstimate = NO_ESTIMATE, *, group_size: int = 1
+        self, recorder: Recorder | None = None, estimate: StepEstimate | None = None, *, group_size: int = 1
     ) -> None:
         """At most `group_size` clients step together."""
-        self.recorder, self.estimate, self.group_size = recorder, estimate, group_size
+        self.recorder, self.estimate, self.group_size = recorder, estimate or StepEstimate(), group_size
 
     def run(self, job: Job, pool: DevicePool, blame: Blame) -> list[Tensor]:
         """Take all steps of a job, changing its carry; return the losses of each client, [steps]."""
@@ -137,10 +129,9 @@ class Runner:
         return True
 
 
-def stretches(job: Job, pool: DevicePool, first: int, last: int, clients: int) -> Iterator[tuple[int, int]]:
-    """(first, last) cut so that the batches of some clients are not too large to be gathered at once."""
+def stretches(job: Job, pool: DevicePool, steps: int, clients: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of some steps, cut so that the batches of clients are not too large to be gathered at once."""
     net = pool.net
     bytes_a_step = clients * job.training.batch * math.prod(net.input_shape) * net.dtype.itemsize
     most = max(1, pool.max_gather_bytes // bytes_a_step)
-    for a in range(first, last, most):
-        yield a, min(a + most, last)
+    return ((first, min(first + most, steps)) for first in range(0, steps, most))
