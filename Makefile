@@ -36,7 +36,7 @@ test-all: lint types
 # For a machine with a GPU: all tests that need one, then a benchmark of about two minutes.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_padding.py tests/test_client_convolutions.py tests/test_compiled.py \
-		tests/test_joint_probes.py tests/test_precompile.py tests/test_own_models.py
+		tests/test_joint_probes.py tests/test_own_models.py
 	$(BIN)/python benchmarks/gpu.py headline forward
 
 # TensorBoard, MLflow and W&B into .venv, about 270 MB, and the loggers against them. Not part of test-all for that reason.

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
@@ -26,6 +28,8 @@ from fnrfl.core.errors import out_of_memory
 from fnrfl.engines.recorder import compile_worker, compiled, cuda_graphs, recorder, torchscript
 from fnrfl.engines.recorder.programs import FlatProgram, Recording, StepArguments, repeated
 from fnrfl.engines.recorder.torchscript import TorchScript
+from fnrfl.kernels import convolution
+from fnrfl.kernels.layers import share_kernels
 from toys import Run, assert_near
 
 pytestmark = [pytest.mark.usefixtures("no_programs", "cache")]
@@ -173,31 +177,24 @@ class _Ended:
         return self.returncode
 
 
-def test_a_worker_that_fails_is_told_in_a_line(monkeypatch: Any, cache: Path) -> None:
-    monkeypatch.setattr(
-        compiled.subprocess, "Popen", lambda *_, stderr, **__: _Ended(1, "Traceback\n  ...\nOSError: full\n", stderr)
-    )
-    compiling = compiled.start(recorded())
-    with pytest.raises(compiled.NotCompiled, match="^OSError: full$"):
-        compiling.result()
-    del compiling
-    assert not list(cache.iterdir())
-
-
-def test_the_line_that_names_the_error_is_told_and_not_the_advice_after_it() -> None:
-    said = "Traceback (most recent call last):\n  File ...\ntorch.AcceleratorError: CUDA error: out of memory\n"
-    assert compiled._last_error(said + "For debugging consider ...\nCompile with ...\n").endswith(
-        "CUDA error: out of memory"
-    )
-    assert compiled._last_error("Killed\n") == "Killed" and compiled._last_error("\n") == ""
-
-
-def test_a_worker_for_whom_a_gpu_was_full_does_not_make_it_full_for_who_asked(cache: Path, monkeypatch: Any) -> None:
-    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Traceback\n  ...\nOSError: full\n", "^OSError: full$"),
+        ("Traceback\ntorch.AcceleratorError: CUDA error: out of memory\nFor debugging ...\n", "out of memory$"),
+        ("Killed\n", "^Killed$"),
+        ("\n", "^exit status 1$"),
+    ],
+)
+def test_a_worker_that_fails_is_told_in_a_line(said: str, told: str, monkeypatch: Any, cache: Path) -> None:
+    """The one that names the error. A GPU that was full for the worker is not full for who asked."""
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, stderr, **__: _Ended(1, said, stderr))
-    with pytest.raises(compiled.NotCompiled) as caught:
-        compiled.start(recorded()).result()
+    compiling = compiled.start(recorded())
+    with pytest.raises(compiled.NotCompiled, match=told) as caught:
+        compiling.result()
     assert not out_of_memory(caught.value)
+    del compiling, caught
+    assert not list(cache.iterdir())
 
 
 class _Held:
@@ -225,31 +222,25 @@ def test_nobody_waits_for_a_worker_that_a_driver_holds(cache: Path, monkeypatch:
     assert held.killed and not asked.exists()
 
 
-def test_the_folder_stays_small_and_keeps_what_was_used_last(monkeypatch: Any, cache: Path) -> None:
+def test_the_folder_stays_small_whatever_others_do_there(monkeypatch: Any, cache: Path) -> None:
+    """What a killed run left goes, and what was not used for longest; what another just removes is no error."""
     monkeypatch.setattr(compiled, "KEPT_BYTES", 250)
-    for number in range(4):
-        (cache / str(number)).mkdir(parents=True)
-        (cache / str(number) / "step.bin").write_bytes(bytes(100))
-        os.utime(cache / str(number), (number, number))
-    compiled._keep_few(cache)
-    assert sorted(path.name for path in cache.iterdir()) == ["2", "3"]
-
-
-def test_what_a_killed_run_left_is_removed_and_what_another_removes_is_no_error(monkeypatch: Any, cache: Path) -> None:
-    for name, age in (("asked-old", 2.0), ("asked-new", 0.1), ("step", 2.0), ("gone", 0.0)):
+    ages = {"asked-old": 2.0, "asked-new": 0.1, "gone": 0.0, "first": 3.0, "second": 2.5, "third": 2.2}
+    for name, age in ages.items():
         (cache / name).mkdir(parents=True)
+        (cache / name / "step.bin").write_bytes(bytes(0 if name in ("asked-new", "gone") else 100))
         used = time.time() - age * compiled.ABANDONED
         os.utime(cache / name, (used, used))
     look = Path.rglob
 
     def removed_meanwhile(path: Path, pattern: str) -> Any:
         if path.name == "gone":
-            path.rmdir()
+            shutil.rmtree(path)
         return look(path, pattern)
 
     monkeypatch.setattr(Path, "rglob", removed_meanwhile)
     compiled._keep_few(cache)
-    assert {path.name for path in cache.iterdir()} == {"asked-new", "step"}
+    assert {path.name for path in cache.iterdir()} == {"asked-new", "third"}
 
 
 def test_a_damaged_step_is_removed(cache: Path, monkeypatch: Any) -> None:
@@ -414,3 +405,112 @@ def test_a_capture_that_fails_for_want_of_memory_says_so(monkeypatch: Any) -> No
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
         cuda_graphs.CudaGraphs(torch.float32)._captured(torch.add, StepArguments([torch.ones(1)], [], 1, 0))
+
+
+# -- kernels of fnrfl's own operators: compiled before a step is taken, each once ----------------------------------
+
+
+OPERATORS = ("convolve", "convolve_back", "weigh")
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """On a CPU the operators are stood in for by torch's."""
+    monkeypatch.setattr(convolution, "_has_kernels", lambda device: True)
+    return recorded_step("cpu", channels=16)
+
+
+def recorded_step(device: str, channels: int) -> Recording:
+    """A step of three clients whose net has three layers of one shape and one of another."""
+    layers = (nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False) for stride in (1, 1, 1, 2))
+    net = nn.Sequential(*layers).to(device, torch.bfloat16)
+    share_kernels(net)
+    weights = {name: torch.randn(3, *w.shape, device=device).bfloat16() for name, w in net.named_parameters()}
+
+    def step(*tensors: Tensor) -> Tensor:
+        mine, x = dict(zip(weights, tensors[:-1], strict=True)), tensors[-1]
+        loss = lambda w, x: functional_call(net, w, (x,)).float().square().mean()  # noqa: E731
+        for name, found in vmap(grad(loss))(mine, x).items():
+            mine[name].sub_(found)
+        return x.sum()
+
+    turn = torch.randn(3, 4, channels, 8, 8, device=device).bfloat16()
+    return recorder.recorded(step, StepArguments([*weights.values()], [turn], len(weights), 0))
+
+
+def test_each_operator_is_called_once_for_each_kind_of_arguments(recording: Recording, monkeypatch: Any) -> None:
+    called: list[cuda_graphs.Call] = []
+    threads = set[int]()
+    real = cuda_graphs._try
+
+    def noted(call: cuda_graphs.Call, device: torch.device) -> None:
+        called.append(call)
+        threads.add(threading.get_ident())
+        real(call, device)
+
+    monkeypatch.setattr(cuda_graphs, "_try", noted)
+    cuda_graphs.compile_kernels(recording)
+    nodes = [node for node in recording.graph.graph.nodes if cuda_graphs._is_own(node)]
+    assert {call[0] for call in called} == {getattr(torch.ops.fnrfl, name).default for name in OPERATORS}
+    assert len(called) == len({*called}) < len(nodes)  # layers of one shape share their kernels
+    assert {*called} == {cuda_graphs._call(node) for node in nodes}
+    assert threading.get_ident() not in threads
+
+
+def test_arguments_are_like_those_of_the_step(recording: Recording, monkeypatch: Any) -> None:
+    """Same shapes, strides and types, so that the same kernels are compiled."""
+    given: list[tuple[Any, ...]] = []
+
+    def shown(call: cuda_graphs.Call, device: torch.device) -> None:
+        given.append(tuple(cuda_graphs._empty(one, device) if isinstance(one, tuple) else one for one in call[1]))
+
+    monkeypatch.setattr(cuda_graphs, "_try", shown)
+    cuda_graphs.compile_kernels(recording)
+    told = lambda one: (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one  # noqa: E731
+    seen = {tuple(map(told, arguments)) for arguments in given}
+    want = set()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "fnrfl":
+                want.add(tuple(map(told, args)))
+            return func(*args, **kwargs or {})
+
+    with Calls():
+        recording.graph(*[t.clone() for t in (*recording.arguments.constants, *recording.arguments.turn)])
+    assert seen == want
+
+
+def test_an_operator_that_fails_ends_nothing(recording: Recording, monkeypatch: Any, caplog: Any) -> None:
+    def refuse(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda_graphs, "_empty", refuse)
+    with caplog.at_level("DEBUG", "fnrfl"):
+        cuda_graphs.compile_kernels(recording)
+    assert "could not be called before its step" in caplog.text
+
+
+def test_a_step_without_such_operators_starts_no_thread(monkeypatch: Any) -> None:
+    step = lambda total, x: total.add_(x).sum()  # noqa: E731
+    recording = recorder.recorded(step, StepArguments([torch.zeros(2)], [torch.ones(2)], 1, 0))
+    monkeypatch.setattr(cuda_graphs, "ThreadPoolExecutor", None)
+    cuda_graphs.compile_kernels(recording)
+
+
+def test_a_gpu_compiles_them_before_it_captures(recording: Recording, monkeypatch: Any) -> None:
+    asked: list[Recording] = []
+    monkeypatch.setattr("fnrfl.engines.recorder.cuda_graphs.compile_kernels", asked.append)
+    cuda_graphs.CudaGraphs(torch.bfloat16, compile=False).candidates(recording)
+    assert asked == [recording]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels", [16, 64])
+def test_on_a_gpu_every_operator_can_be_called(channels: int, caplog: Any) -> None:
+    """The second time kernels are there already, and new threads only launch them."""
+    made = recorded_step("cuda", channels)
+    with caplog.at_level("DEBUG", "fnrfl"):
+        for _ in range(2):
+            cuda_graphs.compile_kernels(made)
+    assert "compiling kernels took" in caplog.text and "could not be called" not in caplog.text

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -74,52 +73,51 @@ class Backend:
 
 @dataclass(eq=False)
 class StoredProgram:
-    """A program, or None for a step that cannot be recorded, and when it was last used."""
+    """A program, or None for a step that cannot be recorded, and everything that it depends on."""
 
+    key: Hashable
     program: Program | None
-    used: int = 0
 
 
 class ProgramStore:
-    """Programs by everything that they depend on; the one that was not used for the longest time goes first."""
+    """Programs in the order in which they were last used; the first of them goes first."""
 
     def __init__(self) -> None:
         self._stored: dict[Hashable, StoredProgram] = {}
-        self._lock = threading.RLock()
-        self._uses = count()
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> StoredProgram | None:
         """The program of a key, if there is one."""
-        return self._stored.get(key)
+        with self._lock:
+            return self._stored.get(key)
 
     def keep(self, key: Hashable, program: Program | None, most: int) -> StoredProgram:
         """Keep a program, beside at most `most` - 1 others."""
-        stored = StoredProgram(program, next(self._uses))
         with self._lock:
-            self._stored[key] = stored
-            self._drop_oldest(self._stored, len(self._stored) - most)
+            self._stored.pop(key, None)
+            stored = self._stored[key] = StoredProgram(key, program)
+            for old in list(self._stored)[:-most]:
+                del self._stored[old]
         return stored
 
     def use(self, stored: StoredProgram) -> Program | None:
         """Return a program, which is to stay now that it is used."""
-        stored.used = next(self._uses)
+        with self._lock:
+            if self._stored.get(stored.key) is stored:
+                self._stored[stored.key] = self._stored.pop(stored.key)
         return stored.program
 
     def let_half_go(self, kept: Collection[StoredProgram]) -> None:
         """Of all programs but `kept`, let the half go that was not used for the longest time."""
         with self._lock:
             others = [key for key, stored in self._stored.items() if stored not in kept]
-            self._drop_oldest(others, (len(others) + 1) // 2)
+            for key in others[: (len(others) + 1) // 2]:
+                del self._stored[key]
 
     def clear(self) -> None:
         """Let all programs go."""
         with self._lock:
             self._stored.clear()
-
-    def _drop_oldest(self, keys: Iterable[Hashable], number: int) -> None:
-        """Of the programs of some keys, drop those that were not used for the longest time."""
-        for key in sorted(keys, key=lambda key: self._stored[key].used)[: max(0, number)]:
-            del self._stored[key]
 
 
 STORE = ProgramStore()  # of all runs of this process

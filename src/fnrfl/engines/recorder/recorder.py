@@ -1,7 +1,7 @@
 """Steps recorded once and run without Python: an accelerator, never a requirement.
 
 A step of a small dense net is some sixty tiny operators, and Python, autograd and `vmap` cost several times what they
-do. `tracer.py` records the operators of one step for given shapes, and a backend makes of the record a program that
+do. A `Tracer` records the operators of one step for given shapes, and a backend makes of the record a program that
 runs many steps: TorchScript (`torchscript.py`) or a CUDA graph (`cuda_graphs.py`). Nothing is assumed of a program: it
 must repeat the very step that it was recorded from, or the step stays as it is.
 """
@@ -12,15 +12,19 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fnrfl.core import trees
 from fnrfl.core.engine import Step
@@ -39,12 +43,14 @@ from fnrfl.engines.recorder.programs import (
     close_enough,
     timed,
 )
-from fnrfl.engines.recorder.tracer import Tracer
+from fnrfl.engines.recorder.rewriting import leave_out_views
 from fnrfl.process import filters_lock
 
 log = logging.getLogger("fnrfl")
 Example = Callable[[], tuple[Step, Any, Any, Any]]  # a step, its carry, what it reads, and one turn
 _RECORDING = threading.RLock()
+_ops = torch.ops.aten
+_SAME_TENSOR = {_ops.detach.default, _ops.alias.default, _ops.lift_fresh.default}
 
 
 class ProgramRequest(NamedTuple):
@@ -99,12 +105,17 @@ class Recorder:
             return [None for _ in requests]
         began = time.perf_counter()
         found = [self.programs.get(request.key) or self._look_up(request) for request in requests]
-        self._make_room(found)
-        for prepare in (self.begin, self.take_step):
-            for one in found:
-                if isinstance(one, NewStep):
-                    prepare(one)
-        stored = [self._stored(one) if isinstance(one, NewStep) else one for one in found]
+        new = [one for one in found if isinstance(one, NewStep)]
+        devices = {tensor.device for one in new for tensor in one.arguments.constants}
+        if any(map(self.backend.memory_is_short, devices)):  # half of what only earlier runs have used goes
+            known = [one for one in found if isinstance(one, StoredProgram)]
+            self.store.let_half_go([*self.programs.values(), *known])
+            self.backend.free_memory()
+        for one in new:
+            self.begin(one)
+        for one in new:
+            self.take_step(one)
+        stored = [self.finish(one) if isinstance(one, NewStep) else one for one in found]
         self.programs.update(zip((request.key for request in requests), stored, strict=True))
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
@@ -119,33 +130,7 @@ class Recorder:
         arguments = StepArguments(constants, turns, len(trees.leaves(carry)), request.expected_steps)
         return self.store.get(key) or NewStep(key, flat, arguments)
 
-    def _make_room(self, found: Sequence[StoredProgram | NewStep]) -> None:
-        """Let half of the programs go that only earlier runs have used, where memory is short for a missing one."""
-        missing = [one.arguments.constants for one in found if isinstance(one, NewStep)]
-        devices = {tensor.device for constants in missing for tensor in constants}
-        if any(map(self.backend.memory_is_short, devices)):
-            known = [one for one in found if isinstance(one, StoredProgram)]
-            self.store.let_half_go([*self.programs.values(), *known])
-            self.backend.free_memory()
-
-    def _stored(self, new: NewStep) -> StoredProgram:
-        self.num_recorded += 1
-        flat = self.finish(new)
-        return self.store.keep(new.key, None if flat is None else _of_trees(flat), self.backend.max_programs)
-
     # -- one step -----------------------------------------------------------------------------------------------------
-    def record(
-        self, step: FlatStep, constants: list[Tensor], turn: list[Tensor], num_written: int
-    ) -> FlatProgram | None:
-        """Return a program that does what `step` does, for tensors like these; None if there is none.
-
-        The step changes the first `num_written` of `constants`.
-        """
-        new = NewStep((), step, StepArguments(constants, turn, num_written, 0))
-        self.begin(new)
-        self.take_step(new)
-        return self.finish(new)
-
     def begin(self, new: NewStep) -> None:
         """Record a step without taking it, and have it compiled if that pays."""
         ready_to_transform()
@@ -163,8 +148,17 @@ class Recorder:
                 loss = new.step(*tensors)
                 new.stepped = [*tensors, loss.clone()]
 
-    def finish(self, new: NewStep) -> FlatProgram | None:
-        """Return the first program that repeats the step; None if there is none."""
+    def finish(self, new: NewStep) -> StoredProgram:
+        """Keep the first program that repeats the step; none if there is none."""
+        self.num_recorded += 1
+        flat = self._that_repeats(new)
+        if flat is None:
+            self.backend.cannot_record()
+            return self.store.keep(new.key, None, self.backend.max_programs)
+        program = lambda carry, fixed, turns: flat(trees.leaves((carry, fixed)), trees.leaves(turns))  # noqa: E731
+        return self.store.keep(new.key, program, self.backend.max_programs)
+
+    def _that_repeats(self, new: NewStep) -> FlatProgram | None:
         if new.candidates is not None and new.stepped:
             with self._quietly():
                 for program in new.candidates:
@@ -173,7 +167,6 @@ class Recorder:
                     if repeats:
                         return program
                     log.warning("a recorded step does not repeat the one it was recorded from and is not used.")
-        self.backend.cannot_record()
         return None
 
     @contextmanager
@@ -200,10 +193,6 @@ class Recorder:
         return same_loss and all(close_enough(*three, compute) for three in threes)
 
 
-def _of_trees(program: FlatProgram) -> Program:
-    return lambda carry, fixed, turns: program(trees.leaves((carry, fixed)), trees.leaves(turns))
-
-
 def recorded(step: FlatStep, arguments: StepArguments, *, computes: bool = True) -> Recording:
     """Record the operators of a step on copies; without `computes`, on tensors that have shapes and no numbers."""
     tensors = _copies([*arguments.constants, *arguments.turn])
@@ -217,3 +206,71 @@ def recorded(step: FlatStep, arguments: StepArguments, *, computes: bool = True)
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return distinct copies: a tensor given twice would be taken for one input."""
     return [t.clone() for t in tensors]
+
+
+# -- the operators of a step ------------------------------------------------------------------------------------------
+
+
+class ReadsNumbers(Exception):
+    """A step does other things for other numbers, so its operators say nothing about the next step."""
+
+
+class Tracer(TorchDispatchMode):
+    """Write every operator that runs into a graph; `torch.func` and autograd have done their work before.
+
+    The step runs as it is, and one operator takes microseconds more, where `make_fx` takes a millisecond.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.graph, self.held = fx.Graph(), dict[str, Tensor]()
+        self._nodes: MutableMapping[Tensor, fx.Node] = WeakIdKeyDictionary()  # a step's memory is free as soon as ever
+        for i, tensor in enumerate(inputs):
+            self._name(tensor, self.graph.placeholder(f"arg{i}"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags or _has_shape_of_numbers(func, args):
+            raise ReadsNumbers(str(func))
+        result = func(*args, **kwargs)
+        parts = result if isinstance(result, list | tuple) else [result]
+        if func in _SAME_TENSOR:
+            self._name(result, self._node(args[0]))
+        elif func._schema.is_mutable or any(isinstance(part, Tensor) for part in parts):
+            node = self.graph.call_function(func, self._nodes_of(args), self._nodes_of(kwargs))
+            for i, part in enumerate(parts):
+                if isinstance(part, Tensor) and part not in self._nodes:  # one that was changed in place has a node
+                    self._name(part, node if part is result else self.graph.call_function(getitem, (node, i)))
+        return result
+
+    def module(self, loss: Tensor) -> fx.GraphModule:
+        """The graph as a function of the inputs that returns `loss`."""
+        self.graph.output(self._node(loss))
+        leave_out_views(self.graph)
+        return fx.GraphModule(self.held, self.graph)
+
+    def _nodes_of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._node(value)
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._nodes_of, value))
+        return {k: self._nodes_of(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """The node that makes a tensor; one that was there before the step is held by the graph."""
+        if tensor not in self._nodes:
+            name = f"_held{len(self.held)}"
+            self.held[name] = tensor
+            self._name(tensor, self.graph.get_attr(name))
+        return self._nodes[tensor]
+
+    def _name(self, tensor: Tensor, node: fx.Node) -> None:
+        self._nodes[tensor] = node
+        node.meta.setdefault("tensor_meta", _extract_tensor_metadata(tensor))
+
+
+def _has_shape_of_numbers(func: Any, args: Any) -> bool:
+    """Whether the numbers decide the shape of the result, as of the places that are not 0."""
+    if func is _ops.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags

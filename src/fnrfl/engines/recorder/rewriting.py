@@ -7,7 +7,7 @@ recorded.
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import prod
 from operator import getitem
 from typing import Any
@@ -67,12 +67,8 @@ def leave_out_copies(graph: fx.Graph) -> None:
 
 def _before_writes(graph: fx.Graph) -> dict[Any, None]:
     """The nodes before the first that changes a tensor in place, in their order."""
-    found: dict[Any, None] = {}
-    for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-            break
-        found[node] = None
-    return found
+    writes = lambda node: isinstance(node.target, OpOverload) and node.target._schema.is_mutable  # noqa: E731
+    return dict.fromkeys(takewhile(lambda node: not writes(node), graph.nodes))
 
 
 def _is_only_read(node: Any, unwritten: dict[Any, None]) -> bool:
