@@ -9,22 +9,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
 
 from fnrfl.core import trees
 from fnrfl.core.errors import FnrflError, out_of_memory, sentence
-from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
+from fnrfl.core.messages import Failure, MeasureRequest
 from fnrfl.core.options import NetworkOptions
-from fnrfl.core.trees import Tree
-from fnrfl.core.values import State
 from fnrfl.engines.ray.session import LOOK, Need, check_room, connected, last_line, why_not_answered
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import from_bytes, from_parts, to_bytes, to_parts
 from fnrfl.process import filters_lock, isolated
 
 log = logging.getLogger("fnrfl")
+Message = list[Any]  # the JSON as bytes, then an array for each tensor
 STARTS = 3  # of actors that die before they have their data, one after another
 SECONDS_FOR_ROOM = 60.0  # seconds until it is said that Ray has no room for an actor
 
@@ -34,24 +34,56 @@ class Actor:
 
     def __init__(self) -> None:
         self._settings = ExitStack()
-        self._trainer: ActorTrainer | None = None
+        self._trainer: Trainer | None = None
 
     def get_ready(self, make: Callable[[bytes], Trainer], described: bytes) -> bytes:
         """Make the trainer, and load its data; the answer is None, or a `Failure`."""
         self._settings.close()
         self._settings.enter_context(isolated())  # until another trainer is made
         try:
-            self._trainer = ActorTrainer(make(described))
+            self._trainer = make(described)
         except Exception as error:
             return to_bytes(Failure.of(error))
         return to_bytes(None)
 
-    def answer(self, common: list[Any], part: Message) -> Message:
-        """The answer to a part; `common` has a reference, so that an actor fetches it once for all parts of a task."""
-        import ray
-
+    def answer(self, common: Message, part: Message) -> Message:
+        """The answer to a part; `common` is what all parts of a task are sent, in memory that the actors share."""
         assert self._trainer is not None
-        return self._trainer.answer(common[0].hex(), lambda: ray.get(common[0]), part)
+        return answer_part(self._trainer, common, part)
+
+
+def answer_part(trainer: Trainer, common: Message, part: Message) -> Message:
+    """The answer to a part of a request.
+
+    Whoever runs out of memory raises a MemoryError, since another actor may have more. All other errors are the
+    client's, wherever it is trained, and are answered as a `Failure`.
+    """
+    try:
+        (model, shared), (request, held, memory) = from_message(common), from_message(part)
+        if isinstance(request, MeasureRequest):
+            models = dict(zip(request.clients, held or [], strict=False))  # what each client holds
+            return to_message(trainer.measure(replace(request, at=model or request.at), models.__getitem__))
+        task = replace(request.task, start=model or request.task.start, shared=shared)
+        trained = trainer.train(replace(request, task=task), None if held is None else trees.stacked(held), memory)
+        return to_message((trained.replies, trained.memory, trained.not_finite))
+    except Exception as error:
+        if out_of_memory(error):
+            raise MemoryError(sentence(error)) from None
+        return to_message(Failure.of(error))
+
+
+def to_message(value: Any) -> Message:
+    """A value as a message."""
+    text, tensors = to_parts(value)
+    return [text, *(tensor.detach().cpu().contiguous().numpy() for tensor in tensors)]
+
+
+def from_message(message: Message) -> Any:
+    """The inverse of `to_message`; its tensors must not be written to."""
+    text, *arrays = message
+    with filters_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that arrays in Ray's memory cannot be written to
+        return from_parts(text, [torch.from_numpy(array) for array in arrays])
 
 
 @dataclass(frozen=True)
@@ -61,11 +93,7 @@ class _SentRows:
     rows: slice
     tried: int = 0
     actor: Any = None
-    until: float = float("inf")
-
-    def again(self) -> list[_SentRows]:
-        """The same rows, one by one: who has killed an actor does not take the others with it once more."""
-        return [_SentRows(slice(row, row + 1), self.tried + 1) for row in range(self.rows.start, self.rows.stop)]
+    until: float = inf
 
 
 class RayActors:
@@ -174,24 +202,24 @@ class RayActors:
     ) -> Iterator[tuple[slice, Message | str]]:
         """(rows, answer) for parts of the rows, begun in their order, as they come; a text says why there is none.
 
-        A part that has no answer after `seconds`, or whose actor died, is tried again, row by row.
+        A part that has no answer after `seconds`, or whose actor died, is tried again, row by row: who has killed an
+        actor does not take the others with it once more.
         """
-        waiting = deque(_SentRows(part) for part in parts)
-        running: dict[Any, _SentRows] = {}
+        waiting, running = deque(_SentRows(part) for part in parts), dict[Any, _SentRows]()
         self._since, self._told = time.monotonic(), False
         try:
             while waiting or running:
                 while waiting and self._idle:
                     part, actor = waiting.popleft(), self._idle.pop()
-                    until = float("inf") if seconds is None else time.monotonic() + seconds
-                    sent = actor.answer.remote([common], message(part.rows))
-                    running[sent] = replace(part, actor=actor, until=until)
+                    sent = actor.answer.remote(common, message(part.rows))
+                    running[sent] = replace(part, actor=actor, until=time.monotonic() + (seconds or inf))
                 for part, answer, reason in self._answers(running, seconds):
                     if answer is not None:
                         yield part.rows, answer
                     elif part.tried < self._network.retries or self._network.on_missing == "wait":
                         log.info(f"A part of {part.rows.stop - part.rows.start} clients is sent again: {reason}")
-                        waiting.extend(part.again())
+                        each = range(part.rows.start, part.rows.stop)
+                        waiting.extend(_SentRows(slice(row, row + 1), part.tried + 1) for row in each)
                     else:
                         yield part.rows, reason
         finally:
@@ -202,7 +230,7 @@ class RayActors:
         self, running: dict[Any, _SentRows], seconds: float | None
     ) -> Iterator[tuple[_SentRows, Message | None, str]]:
         """(part, answer, why there is none) for the next parts that come back, or are late."""
-        first = min((part.until for part in running.values()), default=float("inf"))
+        first = min((part.until for part in running.values()), default=inf)
         for answer in self._next_answers(running, min(LOOK, max(0.0, first - time.monotonic()))):
             part = running.pop(answer)
             try:
@@ -238,70 +266,3 @@ class RayActors:
             if answer in self._starting:
                 self._greet(answer)
         return [answer for answer in done if answer in running]
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-Message = list[Any]  # the JSON as bytes, then an array for each tensor
-
-
-def to_message(value: Any) -> Message:
-    """A value as a message."""
-    text, tensors = to_parts(value)
-    return [text, *(tensor.detach().cpu().contiguous().numpy() for tensor in tensors)]
-
-
-def from_message(message: Message) -> Any:
-    """The inverse of `to_message`; its tensors must not be written to."""
-    text, *arrays = message
-    with filters_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that arrays in Ray's memory cannot be written to
-        return from_parts(text, [torch.from_numpy(array) for array in arrays])
-
-
-class ActorTrainer:
-    """Trains the clients of a part. All that it keeps is what the parts of a task have in common, and the data."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self._name, self._common = "", (None, {})  # type: str, tuple[State | None, Tree]
-
-    def answer(self, name: str, common: Callable[[], Message], part: Message) -> Message:
-        """The answer to a part of a request; `common` fetches what all parts of that name have in common.
-
-        Whoever runs out of memory raises a MemoryError, since another actor may have more. All other errors are the
-        client's, wherever it is trained, and are answered as a `Failure`.
-        """
-        if name != self._name:
-            self._common, self._name = from_message(common()), name
-        try:
-            return to_message(self._answer(*from_message(part)))
-        except Exception as error:
-            if out_of_memory(error):
-                raise MemoryError(sentence(error)) from None
-            return to_message(Failure.of(error))
-
-    def _answer(self, request: Any, held: list[State] | None, memory: Tree) -> Any:
-        model, shared = self._common
-        if isinstance(request, MeasureRequest):
-            row = {client: m for m, client in enumerate(request.clients)}
-            at = request.at if model is None else model
-            return self.trainer.measure(replace(request, at=at), lambda client: (held or [])[row[client]])
-        task = replace(request.task, start=request.task.start if model is None else model, shared=shared)
-        models = None if held is None else trees.stacked(held)
-        trained = self.trainer.train(replace(request, task=task), models, memory)
-        return trained.replies, trained.memory, trained.not_finite
-
-
-def common_and_part(
-    request: TrainRequest | MeasureRequest,
-) -> tuple[State | None, Tree, TrainRequest | MeasureRequest]:
-    """(the model that all clients are sent, the tensors that all of them are sent, the request without either)."""
-    model = request.at if isinstance(request, MeasureRequest) else request.task.start
-    if model is not None and model.params.ndim == 2:
-        model = None  # each client has a row of its own
-    if isinstance(request, MeasureRequest):
-        return model, {}, request if model is None else replace(request, at=None)
-    start = request.task.start if model is None else None
-    return model, request.task.shared, replace(request, task=replace(request.task, start=start, shared={}))

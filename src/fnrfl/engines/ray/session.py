@@ -60,57 +60,44 @@ def _joined(address: str, cpus: float) -> Iterator[None]:
         f'network.address = "{address}": there is no Ray cluster to connect to. Start one with `ray start --head`, or '
         "leave network.address out: then Ray is started here. Ray says: "
     )
+    inherited = dict(_ENVIRONMENT)
     with ExitStack() as stack:
         if not address:
             parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PATH else "/tmp"
             folder = tempfile.TemporaryDirectory(prefix="fnrfl-ray-", dir=parent, ignore_cleanup_errors=True)
             if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:  # read when Ray is imported, and kept
-                _ENVIRONMENT["RAY_AUTH_MODE"] = "token"  # its ports let in who has the token in this user's ~/.ray
+                inherited["RAY_AUTH_MODE"] = "token"  # its ports let in who has the token in this user's ~/.ray
             cores = max(os.cpu_count() or 1, math.ceil(cpus))
             options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
             options["_temp_dir"] = stack.enter_context(folder)
             refused = "Ray could not be started on this machine: "
-        with _environment(), _signals_as_before():
+        with _as_before(inherited):
             import ray
 
             stack.callback(ray.shutdown)
             try:
-                _knock(address)
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                if port.isdigit():  # Ray itself would try for minutes
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:  # of many kinds: nobody there, no room on a disk or in memory, no free port
                 raise FnrflError(refused + last_line(error)) from error
         yield
 
 
-def _knock(address: str) -> None:
-    """Raise an OSError if nobody answers at an address: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
 @contextmanager
-def _environment() -> Iterator[None]:
-    """Inside, the environment has what Ray's processes inherit."""
-    before = dict(os.environ)
-    os.environ.update(_ENVIRONMENT)
+def _as_before(environment: dict[str, str]) -> Iterator[None]:
+    """Inside, there is more in the environment; after it that is gone, and so is the handler of Ray for SIGTERM."""
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    os.environ.update(environment)
     try:
         yield
     finally:
-        for name in _ENVIRONMENT.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update({name: before[name] for name in _ENVIRONMENT.keys() & before.keys()})
-
-
-@contextmanager
-def _signals_as_before() -> Iterator[None]:
-    """Without the handler that Ray puts in the place of SIGTERM's."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
+        for name in environment:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in environment.keys() & before.keys()})
         with suppress(ValueError, TypeError):  # only the main thread may, and Ray leaves the others alone
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, handler)
 
 
 @dataclass(frozen=True)

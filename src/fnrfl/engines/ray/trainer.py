@@ -6,6 +6,7 @@ It is handed all that a client remembers and holds, and keeps nothing: `KeptClie
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fnrfl.core import trees
@@ -14,7 +15,7 @@ from fnrfl.core.messages import Failure, MeasureRequest, TrainRequest
 from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Replies, State
-from fnrfl.engines.ray.actors import Message, RayActors, common_and_part, from_message, to_message
+from fnrfl.engines.ray.actors import Message, RayActors, from_message, to_message
 from fnrfl.engines.trainer import Trained, Trainer
 
 PARTS_PER_ACTOR = 16  # of a chunk, about: actors that are done early take another, and crowds share messages
@@ -31,34 +32,39 @@ class RayTrainer:
         self._sent: tuple[State | None, Tree, object] | None = None  # what the actors were sent last
 
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
-        seconds = self._network.deadline(private=request.task.data == "private")
+        task, seconds = request.task, self._network.deadline(private=request.task.data == "private")
+        model = _for_all(task.start)
+        rest = replace(request, task=replace(task, start=task.start if model is None else None, shared={}))
         models = None if held is None else [trees.rows(held, m) for m in range(len(request.clients))]
-        answers, missing = self._ask(request, models, memory, seconds)
+        answers, missing = self._ask(rest, self._put(model, task.shared), models, memory, seconds)
         answers = answers or [(Replies.of_nobody(self.initial), {}, {})]
         replies, memories, not_finite = zip(*answers, strict=True)
         went_wrong = {client: step for part in not_finite for client, step in part.items()}
         return Trained(trees.joined(replies), trees.joined(memories), went_wrong, missing)
 
     def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
-        asked = request.at is None and request.probe.asks_model
+        asked, model = request.at is None and request.probe.asks_model, _for_all(request.at)
         models = [held(client) for client in request.clients] if asked else None
-        answers, missing = self._ask(request, models, {}, self._network.measure_deadline or None)
+        rest = request if model is None else replace(request, at=None)
+        answers, missing = self._ask(rest, self._put(model, {}), models, {}, self._network.measure_deadline or None)
         if missing:
             raise MissingClients(missing, round=request.round + 1, stage="measure")
         return trees.joined(answers)
 
     def _ask(
-        self, request: TrainRequest | MeasureRequest, held: list[State] | None, memory: Tree, seconds: float | None
+        self,
+        request: TrainRequest | MeasureRequest,
+        common: object,
+        held: list[State] | None,
+        memory: Tree,
+        seconds: float | None,
     ) -> tuple[list[Any], dict[int, str]]:
         """(the answers of all parts in the order of the request, why other clients have none)."""
-        model, shared, rest = common_and_part(request)
-        common, clients = self._put(model, shared), request.clients
 
         def message(where: slice) -> Message:
-            mine = None if held is None else held[where]
-            return to_message((rest.rows(where), mine, trees.rows(memory, where)))
+            return to_message((request.rows(where), held and held[where], trees.rows(memory, where)))
 
-        answers, missing = dict[int, Any](), dict[int, str]()
+        answers, missing, clients = dict[int, Any](), dict[int, str](), request.clients
         for where, got in self._actors.ask(common, message, self._parts(clients, seconds), seconds):
             if isinstance(got, str):
                 missing |= dict.fromkeys(clients[where], got)
@@ -86,3 +92,8 @@ class RayTrainer:
         parts = [slice(first, min(first + width, rows)) for first in range(0, rows, width)]
         examples = [self._examples[client] for client in clients]
         return sorted(parts, key=lambda part: -sum(examples[part.start : part.stop]))
+
+
+def _for_all(model: State | None) -> State | None:
+    """The model, unless each client has a row of its own."""
+    return None if model is None or model.params.ndim == 2 else model
