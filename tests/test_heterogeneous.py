@@ -13,7 +13,6 @@ import torch
 import fnrfl
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fednova import FedNova
-from fnrfl.algorithms.fedprox import FedProx
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
 from fnrfl.algorithms.scaffold import Scaffold
@@ -52,24 +51,20 @@ def played(algorithm: Algorithm, engine: str = "loop") -> tuple[Run, list[State]
     return run, states, said
 
 
-def notes(run: Run, rounds: int = 4) -> list[tuple[Any, Any]]:
-    """(who was slow, who was lost) in each round."""
-    found = []
-    for _ in range(rounds):
-        run.round()
-        found.append((run.engine.notes.get("stragglers"), run.engine.notes.get("dropped")))
-    return found
+def hit(run: Run) -> tuple[Any, Any]:
+    """(who was slow, who was lost) in the last round."""
+    return run.engine.notes.get("stragglers"), run.engine.notes.get("dropped")
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.16, 0), (0.17, 1), (0.5, 3), (0.99, 5)])
-@pytest.mark.parametrize("what", ["stragglers", "dropout"])
-def test_the_floor_of_the_share_is_hit(what: str, share: float, count: int) -> None:
-    run = ragged(FedAvg(), **{"stragglers": 0.0, "dropout": 0.0, what: share})
+@pytest.mark.parametrize(("key", "name"), [("stragglers", "stragglers"), ("dropout", "dropped")])
+def test_the_floor_of_the_share_is_hit(key: str, name: str, share: float, count: int) -> None:
+    run = ragged(FedAvg(), **{"stragglers": 0.0, "dropout": 0.0, key: share})
     run.round()
-    said = run.engine.notes.get("stragglers" if what == "stragglers" else "dropped", [])
+    said = run.engine.notes.get(name, [])
     assert len(said) == len(set(said)) == count
     assert set(said) <= set(range(6)) and said == sorted(said)
 
@@ -80,9 +75,11 @@ def test_tenths_of_ten_are_exact_although_floats_are_not(tenths: int) -> None:
 
 
 def test_who_is_hit_changes_from_round_to_round_and_with_the_seed() -> None:
-    one, other = notes(ragged(FedAvg())), notes(ragged(FedAvg(), seed=8))
-    assert len({tuple(slow) for slow, _ in one}) > 1
-    assert len({tuple(lost) for _, lost in one}) > 1
+    one, other = (
+        [(run.round(), hit(run))[1] for _ in range(4)] for run in (ragged(FedAvg()), ragged(FedAvg(), seed=8))
+    )
+    for which in (0, 1):
+        assert len({tuple(who[which]) for who in one}) > 1
     assert one != other
     assert any(not set(lost) <= set(slow) for slow, lost in one), "two draws, not one"
 
@@ -95,16 +92,14 @@ def test_everybody_meets_the_same_clients(algorithm: Algorithm, engine: str) -> 
 
 
 def test_the_cohort_decides_and_not_its_order_or_its_chunks() -> None:
+    """And a slow client is as slow in any of them."""
     some = torch.tensor([5, 0, 3, 4])
     runs = [ragged(FedAvg()), ragged(FedAvg()), ragged(FedAvg(), clients_at_once=1, threads=2)]
-    runs[0].round(some)
-    runs[1].round(some.flip(0))
-    runs[2].round(some)
-    said = [(run.engine.notes["stragglers"], run.engine.notes["dropped"]) for run in runs]
-    assert said[0] == said[1] == said[2]
-    assert set(said[0][0]) <= set(some.tolist())
-    assert_near(runs[0].state, runs[1].state)
-    assert_near(runs[0].state, runs[2].state)
+    for run, cohort in zip(runs, (some, some.flip(0), some), strict=True):
+        run.round(cohort)
+        assert hit(run) == hit(runs[0]) and epochs_done(run) == epochs_done(runs[0])
+        assert_near(run.state, runs[0].state)
+    assert set(hit(runs[0])[0]) <= set(some.tolist())
 
 
 @METHODS
@@ -140,14 +135,6 @@ def test_a_straggler_takes_one_to_all_but_one_epochs(engine: str) -> None:
     assert seen == set(range(1, EPOCHS))
 
 
-def test_the_part_belongs_to_client_and_round() -> None:
-    """Not to the others of the cohort: alone or together, in any chunk, a slow client is as slow."""
-    several = [ragged(FedAvg(), stragglers=0.99, dropout=0.0, clients_at_once=width) for width in (0, 1, 4)]
-    for run in several:
-        run.round()
-    assert epochs_done(several[0]) == epochs_done(several[1]) == epochs_done(several[2])
-
-
 def test_a_straggler_stops_early_and_does_nothing_else() -> None:
     """Its model is the one that ordinary training of so many epochs ends in."""
     slow = ragged(FedAvg(), stragglers=0.99, dropout=0.0)
@@ -175,16 +162,6 @@ def test_refinement_is_never_cut_short(engine: str) -> None:
     assert len(run.engine.notes["refined"]) == 3
 
 
-def test_a_straggler_counts_by_its_examples() -> None:
-    """Accepting partial work: FedAvg weighs by data, not by work."""
-    run = ragged(FedAvg(), stragglers=0.5, dropout=0.0)
-    before = run.state.params
-    run.round()
-    replies = run.replies()
-    share = replies.examples / replies.examples.sum()
-    assert distance(run.state.params, before + share @ (replies.params - before)) < 1e-12
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @ENGINES
 def test_fednova_divides_by_the_steps_that_were_taken(engine: str, momentum: float) -> None:
@@ -207,33 +184,6 @@ def test_fednova_divides_by_the_steps_that_were_taken(engine: str, momentum: flo
     assert distance(nova.state.params, x - (p @ t) * (p @ b)) < 1e-10
     assert distance(bare.state.params, x - (p * t) @ b) < 1e-10
     assert distance(nova.state.params, bare.state.params) > 1e-3
-
-
-def test_fedprox_accepts_partial_work() -> None:
-    """One plain step of a straggler is FedAvg's, since the pull is 0 at x; further steps are pulled back."""
-    A, b = bowls()
-    world = quadratic(A, b, (10, 10, 10, 10), steps=6, lr=0.05)
-    near, far = (Run(FedProx(mu=mu), world=world, stragglers=0.99) for mu in (2.0, 0.0))
-    x = near.state.params
-    near.round()
-    far.round()
-    steps = near.replies().steps
-    assert torch.equal(steps, far.replies().steps) and steps.min() < 6
-    for took, mine, free in zip(steps.tolist(), near.replies().params, far.replies().params, strict=True):
-        if took == 1:
-            assert distance(mine, free) < 1e-14
-        else:
-            assert (mine - x).norm() < (free - x).norm()
-
-
-def test_scaffolds_variates_are_the_mean_of_the_gradients_seen() -> None:
-    """Option II with linear losses: c_i is the client's gradient, however many steps it took."""
-    _, b = bowls()
-    world = quadratic(torch.zeros(4, 3, 3).double(), -b, (10, 25, 70, 200), batch=10, lr=0.01, steps=6)
-    run = Run(Scaffold(), world=world, stragglers=0.75)
-    run.round()
-    for client in range(4):
-        assert distance(run.engine.memory.get(client)["c"], b[client]) < 1e-10
 
 
 # -- lost clients -----------------------------------------------------------------------------------------------------
@@ -393,8 +343,8 @@ def test_events_name_them_and_a_share_of_nothing_says_nothing() -> None:
     assert plain.model_sha256 == none.model_sha256
     assert all("stragglers" not in event and "dropped" not in event for event in plain.rounds)
     found = fnrfl.run("digits", **client(stragglers=0.5, dropout=0.34), fnr="on")
-    assert all(len(event["stragglers"]) == 3 and len(event["dropped"]) == 2 for event in found.rounds)
     for event, whole in zip(found.rounds, plain.rounds, strict=True):
+        assert len(event["stragglers"]) == 3 and len(event["dropped"]) == 2
         assert event["bytes"]["local"]["down"] == whole["bytes"]["local"]["down"]
     assert found.model_sha256 != plain.model_sha256
 
@@ -415,5 +365,5 @@ def test_a_dry_run_counts_everybody_whole() -> None:
 @pytest.mark.parametrize("key", ["client.stragglers", "client.dropout"])
 @pytest.mark.parametrize("value", ["1", "1.0", "-0.1", "nan", "some"])
 def test_shares_are_from_zero_to_below_one(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key} = .* is not allowed: it must be a number >= 0 and < 1"):
+    with pytest.raises(ConfigError, match=rf"{key} = .*>= 0 and < 1"):
         load("digits", [f"{key}={value}"])

@@ -68,24 +68,16 @@ class Small(nn.Module):
         self.embed = nn.Linear(input_shape[-1], 8)
         self.head = nn.Linear(8, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.embed(x.flatten(1, -2))
-        found = self.encoder(x if self.first else x.transpose(0, 1)).mean(1 if self.first else 0)
-        logits: Tensor = self.head(found)
-        return logits
+        return self.head(self.encoder(x if self.first else x.transpose(0, 1)).mean(1 if self.first else 0))
 
 
 def weights(engine: str, first: bool, algorithm: str = "fedavg", **keys: Any) -> Tensor:
-    options: dict[str, Any] = {
-        "rounds": 2,
-        "clients": 4,
-        "client": {"epochs": 1, "batch": 64},
-        "fnr": {"epochs": 1, "batch": 128},
-    }
-    result = fnrfl.run(
-        "digits", out=None, model=f"test_masks:Small(batch_first={str(first).lower()})", algorithm=algorithm,
-        engine={"name": engine, "precision": "float64"}, **options | keys,
-    )  # fmt: skip
+    options: dict[str, Any] = {"rounds": 2, "clients": 4, "client": {"epochs": 1, "batch": 64}}
+    options |= {"fnr": {"epochs": 1, "batch": 128}, "engine": {"name": engine, "precision": "float64"}}
+    model = f"test_masks:Small(batch_first={str(first).lower()})"
+    result = fnrfl.run("digits", out=None, model=model, algorithm=algorithm, **options | keys)
     return torch.cat([result.weights[k].flatten() for k in sorted(result.weights)])
 
 
@@ -122,26 +114,21 @@ class Folded(nn.Module):
         super().__init__()
         self.rows, self.last, self.head = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         rows = self.rows(x.reshape(-1, 4)).view(len(x), 3, 4)
-        logits: Tensor = self.head(self.last(rows.movedim(0, -1)).movedim(-1, 0).mean(1))
-        return logits
+        return self.head(self.last(rows.movedim(0, -1)).movedim(-1, 0).mean(1))
 
 
 def test_masks_follow_the_examples() -> None:
-    net = Net(Folded(), torch.rand(2, 12))
+    net, x = Net(Folded(), torch.rand(2, 12)), torch.rand(5, 12)
     assert net.drop_shapes == {"rows.uniform": (3, 4), "last.uniform": (1, 3, 4)}
-    params, buffers = net.flatten()
-    drawn = {
-        k: torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)) for k, shape in net.drop_shapes.items()
-    }
-    x = torch.rand(5, 12)
-    together = net.apply(params, buffers, x, mode="updating", masks=drawn)[0].logits
-    alone = [
-        net.apply(params, buffers, x[i : i + 1], mode="updating", masks={k: v[i : i + 1] for k, v in drawn.items()})[0]
-        for i in range(5)
-    ]
-    torch.testing.assert_close(together, torch.cat([out.logits for out in alone]))
+    drawn = {k: torch.rand(5, *shape) for k, shape in net.drop_shapes.items()}
+
+    def logits(some: slice) -> Tensor:
+        masks = {k: v[some] for k, v in drawn.items()}
+        return net.apply(*net.flatten(), x[some], mode="updating", masks=masks)[0].logits
+
+    torch.testing.assert_close(logits(slice(5)), torch.cat([logits(slice(i, i + 1)) for i in range(5)]))
 
 
 def test_kept_numbers_are_scaled_so_that_the_mean_stays() -> None:
@@ -158,10 +145,8 @@ class Twisted(nn.Module):
         super().__init__()
         self.drop, self.head = nn.Dropout(0.5), nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        among = self.drop(x @ x.mT)
-        logits: Tensor = self.head(among @ x)
-        return logits
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.drop(x @ x.mT) @ x)
 
 
 def test_what_mixes_examples_is_refused() -> None:

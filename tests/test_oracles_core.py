@@ -72,6 +72,7 @@ def test_travel_is_the_way_under_a_gradient_of_one(momentum: float) -> None:
     for steps in range(1, 8):
         optim.update(training, training.lr, params, torch.ones_like(params), memory)
         assert optim.travel(training, steps) == pytest.approx(-float(params), rel=1e-12)
+    assert optim.travel(Training(optimizer="adam"), 3) != optim.travel(Training(optimizer="adam"), 3)  # nan
 
 
 def replies(examples: list[int], first: int) -> Replies:

@@ -1,15 +1,8 @@
-"""Many runs at once in one process, and the same runs one after another: their models must be equal, byte for byte.
-
-    python tests/threads.py --runs 200 --threads 8
-
-prints how many runs there were, how many of them differ, and two that overlapped in time.
-"""
+"""Many runs at once in one process, and the same runs one after another: their models must be equal, byte for byte."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +14,7 @@ from torch import nn
 
 import fnrfl
 
-DROPOUT = "threads:dropped"
+DROPOUT, FNR = "threads:dropped", {"epochs": 1}
 # Two rounds of a few clients on digits. "recorded" has so many steps that they are recorded.
 KINDS: dict[str, dict[str, Any]] = {
     "fedavg loop": {"engine": {"name": "loop", "threads": 1}},
@@ -29,17 +22,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "scaffold batched fnr": {
         "algorithm": "scaffold",
         "engine": {"name": "batched", "threads": 2},
-        "fnr": {"epochs": 1},
+        "fnr": FNR,
     },
-    "moon loop fnr": {"algorithm": "moon", "engine": {"name": "loop", "threads": 2}, "fnr": {"epochs": 1}},
+    "moon loop fnr": {"algorithm": "moon", "engine": {"name": "loop", "threads": 2}, "fnr": FNR},
     "fedgen batched": {"algorithm": "fedgen", "engine": "batched"},
-    "fedgen loop": {"algorithm": "fedgen", "engine": {"name": "loop", "threads": 2}, "fnr": {"epochs": 1}},
+    "fedgen loop": {"algorithm": "fedgen", "engine": {"name": "loop", "threads": 2}, "fnr": FNR},
     "feddf loop": {"algorithm": "feddf", "engine": "loop"},
     "dropout loop": {"engine": {"name": "loop", "threads": 2}, "model": DROPOUT},
-    "dropout batched fnr": {"engine": {"name": "batched", "threads": 1}, "model": DROPOUT, "fnr": {"epochs": 1}},
+    "dropout batched fnr": {"engine": {"name": "batched", "threads": 1}, "model": DROPOUT, "fnr": FNR},
     "batchnorm batched": {"engine": "batched", "model": "cnn(norm=batch)"},
     "recorded loop": {"engine": {"name": "loop", "threads": 2}, "client": {"epochs": 2, "batch": 1}},
-    "recorded batched fnr": {"engine": "batched", "client": {"epochs": 2, "batch": 1}, "fnr": {"epochs": 1}},
+    "recorded batched fnr": {"engine": "batched", "client": {"epochs": 2, "batch": 1}, "fnr": FNR},
 }
 
 
@@ -92,32 +85,3 @@ def compared(runs: int, threads: int, names: Sequence[str] = tuple(KINDS)) -> tu
     with ThreadPoolExecutor(threads) as pool:
         together = list(pool.map(carry_out, *zip(*asked, strict=True)))
     return together, [carry_out(*one) for one in asked]
-
-
-def main() -> int:
-    """0 if all are equal and two of them overlapped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=8)
-    asked = parser.parse_args()
-    began = time.monotonic()
-    together, alone = compared(asked.runs, asked.threads)
-    different = [a for a, b in zip(together, alone, strict=True) if a.outcome != b.outcome]
-    for run in different:
-        print(f"differs: {run.name}, seed {run.seed}")
-    print(
-        f"{asked.runs} runs on {asked.threads} threads, {len({run.sha256 for run in alone})} distinct models: ", end=""
-    )
-    print(f"{len(different)} differ from those run one after another ({time.monotonic() - began:.0f} s in all)")
-    found = overlapping(together)
-    if found is not None:
-        a, b = found
-        print(f"at the same time: {a.name} (seed {a.seed}) {a.began - began:.3f} to {a.ended - began:.3f} s,")
-        print(f"                  {b.name} (seed {b.seed}) {b.began - began:.3f} to {b.ended - began:.3f} s")
-        at_once = max(sum(b.began <= a.began < b.ended for b in together) for a in together)
-        print(f"at most {at_once} at once")
-    return int(bool(different) or found is None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,4 @@
-"""Engines, put together from their parts.
-
-| name | clients | runner | pool | recorder |
-|---|---|---|---|---|
-| loop | `KeptClients` | `OneByOne` | `Threads` | none or `TorchScript` |
-| batched | `KeptClients` | `Vectorised` | `Threads` | none or `TorchScript` |
-| gpu | `KeptClients` | `Vectorised` | `Gpus` | none or `CudaGraphs` |
-| ray | `KeptClients` around `RayTrainer` | those of loop in each actor; with a share of a GPU, those of gpu |
-"""
+"""Engines, put together from their parts: which, is a table of ARCHITECTURE.md."""
 
 from __future__ import annotations
 
@@ -24,10 +16,10 @@ from fnrfl.core.options import NetworkOptions
 from fnrfl.core.store import CPU, ClientStore
 from fnrfl.core.training import ClientOptions
 from fnrfl.core.trees import Tree
-from fnrfl.engines.devices import DevicePool, Threads
+from fnrfl.engines.devices import Threads
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
-from fnrfl.engines.groups import GROUP_SIZE
+from fnrfl.engines.groups import GROUP_SIZE, StepEstimate
 from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.one_by_one import OneByOne
 from fnrfl.engines.ray.actors import RayActors
@@ -35,8 +27,6 @@ from fnrfl.engines.ray.trainer import RayTrainer
 from fnrfl.engines.recorder.cuda_graphs import CudaGraphs
 from fnrfl.engines.recorder.recorder import Recorder
 from fnrfl.engines.recorder.torchscript import TorchScript
-from fnrfl.engines.runner import Runner
-from fnrfl.engines.step_estimate import StepEstimate
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.vectorised import Vectorised
 
@@ -77,12 +67,21 @@ def assemble(
     """
     layout, network = layout or Layout(), network or NetworkOptions()
     trainer = assemble_trainer(name, net, feed, seed=seed, layout=layout, rounds=rounds, participation=participation)
+    block = None
+    if name in ("loop", "ray"):  # whole folds, for all threads
+        fits = BLOCK_BYTES // (net.size * net.dtype.itemsize)
+        block = max(FOLD_ROWS, fits // FOLD_ROWS * FOLD_ROWS, -(-4 * layout.threads // FOLD_ROWS) * FOLD_ROWS)
+    memory = held = None
+    if layout.folder is not None:
+        memory, held = layout.folder / "memory", layout.folder / "held"
+        for folder in (memory, held):
+            folder.mkdir(parents=True, exist_ok=True)
     clients = KeptClients(
         trainer if actors is None else RayTrainer(trainer, actors, network, in_groups=network.gpus > 0),
-        _store(layout, "memory", net, client_memory or {}, CPU if layout.memory_on_host else None),
-        _store(layout, "held", net, {}),
+        ClientStore(client_memory or {}, memory, net.device, CPU if layout.memory_on_host else None),
+        ClientStore({}, held, net.device),
         clients_at_once=layout.clients_at_once,
-        block=_block(net, layout.threads) if name in ("loop", "ray") else None,
+        block=block,
         num_devices=max(1, len(layout.devices)),
     )
     return Federation(clients, trainer, options, seed=seed, rounds=rounds, network=network, workers=actors)
@@ -99,40 +98,16 @@ def assemble_trainer(
     participation: float = 1.0,
 ) -> Trainer:
     """What takes the steps of clients, here or on a machine of their own."""
-    if name == "gpu":
-        pool: DevicePool = Gpus(net, feed, layout.devices, tf32=layout.tf32)
-    else:
-        pool = Threads(net, feed, layout.threads)
-    recorder = Recorder(_backend(net, layout), net.fingerprint()) if layout.record else None
+    on_gpu = name == "gpu"
+    pool = Gpus(net, feed, layout.devices, tf32=layout.tf32) if on_gpu else Threads(net, feed, layout.threads)
+    recorder = None
+    if layout.record:
+        backend = CudaGraphs(net.compute or net.dtype) if net.device.type == "cuda" else TorchScript()
+        recorder = Recorder(backend, net.fingerprint())
     estimate = StepEstimate([int(n) for n in feed.examples.tolist()], rounds, participation)
-    runner: Runner = (
-        OneByOne(recorder, estimate)
-        if name in ("loop", "ray")
-        else Vectorised(recorder, estimate, group_size=_group_size(layout))
-    )
+    group_size = GROUP_SIZE
+    if layout.devices:  # as many clients as there are for each GPU; on a CPU the same for any number of threads
+        group_size = min(GROUP_SIZE, -(-(layout.clients_at_once or GROUP_SIZE) // len(layout.devices)))
+    one_by_one = name in ("loop", "ray")
+    runner = OneByOne(recorder, estimate) if one_by_one else Vectorised(recorder, estimate, group_size=group_size)
     return Trainer(pool, runner, seed=seed)
-
-
-def _block(net: Net, threads: int) -> int:
-    """Clients of the loop engine that are trained, and folded, before the next: whole folds, for all threads."""
-    fits = BLOCK_BYTES // (net.size * net.dtype.itemsize)
-    return max(FOLD_ROWS, fits // FOLD_ROWS * FOLD_ROWS, -(-4 * threads // FOLD_ROWS) * FOLD_ROWS)
-
-
-def _backend(net: Net, layout: Layout) -> TorchScript | CudaGraphs:
-    if net.device.type != "cuda":
-        return TorchScript()
-    return CudaGraphs(net.compute or net.dtype)
-
-
-def _group_size(layout: Layout) -> int:
-    """As many clients in a group as there are for each GPU; on a CPU the same for any number of threads."""
-    at_once = layout.clients_at_once or GROUP_SIZE
-    return min(GROUP_SIZE, -(-at_once // len(layout.devices))) if layout.devices else GROUP_SIZE
-
-
-def _store(layout: Layout, name: str, net: Net, first: Tree, home: torch.device | None = None) -> ClientStore:
-    folder = None if layout.folder is None else layout.folder / name
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    return ClientStore(first, folder, net.device, home)

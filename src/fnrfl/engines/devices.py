@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
@@ -48,18 +49,19 @@ class DevicePool:
 
         Nobody works any more when an error goes on: the one of the lowest i.
         """
-        todo, done, errors = iter(range(count)), dict[int, T](), dict[int, BaseException]()
+        todo, done, errors = deque(range(count)), dict[int, T](), dict[int, BaseException]()
 
         def take_work() -> None:
             worker = self._free.get()
             try:
-                with torch.no_grad():  # a thread's own setting
-                    for i in todo:  # each i goes to one thread
+                with torch.no_grad(), suppress(IndexError):  # a thread's own setting; nothing is left to do
+                    while True:
+                        i = todo.popleft()
                         try:
                             done[i] = work(worker, i)  # noqa: F821  (deleted when all is done)
                         except BaseException as error:
                             errors[i] = error
-                            _leave_out(todo)
+                            todo.clear()
             finally:
                 self._free.put(worker)
 
@@ -70,7 +72,7 @@ class DevicePool:
             else:
                 wait([self._threads.submit(take_work) for _ in range(min(count, self._count))])
         finally:
-            _leave_out(todo)  # whoever interrupts has nothing begun any more
+            todo.clear()  # whoever interrupts has nothing begun any more
             del work  # a thread keeps what it did last for a moment, and with it would keep the models of the clients
         if errors:
             raise errors[min(errors)]
@@ -93,12 +95,6 @@ class DevicePool:
     def close(self, *, wait: bool) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=wait, cancel_futures=True)
-
-
-def _leave_out(rest: Iterator[int]) -> None:
-    """Let nobody take any of the rest."""
-    for _ in rest:
-        pass
 
 
 class Threads(DevicePool):

@@ -68,10 +68,15 @@ class Federation(Engine):
 
     # -- the clients' work --------------------------------------------------------------------------------------------
     def stream(self, cohort: Tensor, task: LocalTask) -> Iterator[Replies]:
-        slow, lost = self._slow_and_lost(cohort) if task.is_private_training else (set[int](), set[int]())
-        rows = rows_without(lost, cohort)
-        if rows is not None:  # lost clients are as if they had not been asked
-            cohort, task = cohort[rows], task.rows(rows)
+        slow = set[int]()
+        if task.is_private_training:
+            slow = self.drawn_clients(cohort, self.options.stragglers, "stragglers")
+            lost = self.drawn_clients(cohort, self.options.dropout, "dropout")
+            self._note_clients("stragglers", slow)
+            self._note_clients("dropped", lost)
+            rows = rows_without(lost, cohort)
+            if rows is not None:  # lost clients are as if they had not been asked
+                cohort, task = cohort[rows], task.rows(rows)
         missing: dict[int, str] = {}
         for reply in self.clients.train(self.request(cohort, task, slow)):
             self._check_finite(reply, task.purpose)
@@ -83,9 +88,14 @@ class Federation(Engine):
             del reply
 
     def request(self, cohort: Tensor, task: LocalTask, slow: Set[int] = frozenset()) -> TrainRequest:
-        """A task as it is sent to a cohort, of which some clients are slow."""
+        """A task as it is sent to a cohort. Who is slow does one epoch at least, and not all."""
         training, clients = task.training or self.training, cohort.tolist()
-        epochs = [self._part_of_epochs(c, training.epochs) if c in slow else training.epochs for c in clients]
+        epochs = [training.epochs] * len(clients)
+        if training.epochs > 1:
+            for m, client in enumerate(clients):
+                if client in slow:
+                    stream = generator(self.seed, self.round, client, "straggler")
+                    epochs[m] = int(torch.randint(1, training.epochs, (), generator=stream))
         return TrainRequest(clients, self.round, task, training, epochs)
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
@@ -103,44 +113,21 @@ class Federation(Engine):
         task = LocalTask(Objective(), "observe", training=training, role="extra", remember=False)
         return question(torch.cat([reply.replies.params for reply in self.clients.train(self.request(cohort, task))]))
 
-    def _slow_and_lost(self, cohort: Tensor) -> tuple[set[int], set[int]]:
-        """Clients that do a part of their epochs, and clients whose replies are lost."""
-        slow = self.drawn_clients(cohort, self.options.stragglers, "stragglers")
-        lost = self.drawn_clients(cohort, self.options.dropout, "dropout")
-        for name, clients in (("stragglers", slow), ("dropped", lost)):
-            if clients:
-                self._note_clients(name, clients)
-        return slow, lost
-
     def drawn_clients(self, cohort: Tensor, share: float, purpose: str) -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
-        drawn = num_drawn(len(cohort), share)
-        if not drawn:
-            return set()
         order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, purpose))
-        return set(cohort.sort().values[order[:drawn]].tolist())
-
-    def _part_of_epochs(self, client: int, epochs: int) -> int:
-        """A straggler does a random part of the epochs, one at least and not all."""
-        if epochs < 2:
-            return epochs
-        stream = generator(self.seed, self.round, client, "straggler")
-        return int(torch.randint(1, epochs, (), generator=stream))
+        return set(cohort.sort().values[order[: num_drawn(len(cohort), share)]].tolist())
 
     def _check_finite(self, reply: TrainReply, purpose: str) -> None:
         """Clients without finite numbers are an error, or left out and noted, as configured."""
         if reply.not_finite and self.options.nonfinite == "fail":
             client, step = next(iter(reply.not_finite.items()))
-            raise ClientError(
-                "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = "
-                "skip to leave such clients out of the round.",
-                client=client,
-                round=self.round + 1,
-                stage=purpose,
-                step=step,
+            reason = (
+                "the loss or the model is no longer finite. Lower the learning rate, or set client.nonfinite = skip to "
+                "leave such clients out of the round."
             )
-        if reply.not_finite:
-            self._note_clients("skipped", set(reply.not_finite))
+            raise ClientError(reason, client=client, round=self.round + 1, stage=purpose, step=step)
+        self._note_clients("skipped", set(reply.not_finite))
 
     def _check_missing(self, missing: dict[int, str], asked: int, purpose: str, *, keep: bool = False) -> None:
         """Clients that have not answered are an error, or the round goes on without them and the log says so."""
@@ -153,7 +140,8 @@ class Federation(Engine):
             self.notes.setdefault("missing", {})[client] = f"{purpose}: {reason}"
 
     def _note_clients(self, name: str, clients: set[int]) -> None:
-        self.notes[name] = sorted({*self.notes.get(name, ()), *clients})
+        if clients:
+            self.notes[name] = sorted({*self.notes.get(name, ()), *clients})
 
     # -- the server's own work ----------------------------------------------------------------------------------------
     def fit(self, task: LocalTask) -> State:

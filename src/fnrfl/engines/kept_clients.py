@@ -87,7 +87,10 @@ class KeptClients:
             trained = self.trainer.train(chunk, held, memory)
             clients = trained.replies.clients.tolist()
             remembered = self.memory.renewed(clients, trained.memory if task.remember else {})
-            models = self._copies_to_hold(trained) if task.hold_model else []
+            models = list[Tree]()
+            if task.hold_model:
+                ends = State(trained.replies.params, trained.replies.buffers)
+                models = [self.held_models.copied(trees.rows(ends, m).packed("model")) for m in range(len(clients))]
         except RuntimeError as error:
             if not gpu_out_of_memory(error):
                 raise
@@ -98,11 +101,6 @@ class KeptClients:
         for client, model in zip(clients, models, strict=False):
             self.held_models.keep(client, model)
         return trained
-
-    def _copies_to_hold(self, trained: Trained) -> list[Tree]:
-        ends = State(trained.replies.params, trained.replies.buffers)
-        rows = range(len(trained.replies.clients))
-        return [self.held_models.copied(trees.rows(ends, m).packed("model")) for m in rows]
 
     # -- memory that is full ------------------------------------------------------------------------------------------
     def _do_less_at_once(self, clients: int) -> dict[str, object]:

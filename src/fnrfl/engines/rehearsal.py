@@ -62,20 +62,11 @@ class Rehearsal(Engine):
             yield self._replies(cohort[i : i + self.width], task.rows(slice(i, i + self.width)))
 
     def _replies(self, cohort: Tensor, task: LocalTask) -> Replies:
-        m, model = len(cohort), self._model
+        m, model, examples = len(cohort), self._model, self.examples[cohort]
         ones = model.params.new_ones(m)
         extras = rehearsed_extras(task, model, self.examples[cohort[0]], self._memory)
-        params = model.params.expand(m, -1)  # the same memory for everybody
-        return Replies(
-            clients=cohort,
-            examples=self.examples[cohort],
-            steps=ones.to(torch.int64),
-            travel=ones,
-            loss=ones,
-            trained=params,
-            buffers=_expanded(model.buffers, m),
-            extras=_expanded(extras, m),
-        )
+        params, buffers = model.params.expand(m, -1), _expanded(model.buffers, m)  # the same memory for everybody
+        return Replies(cohort, examples, ones.long(), ones, ones, params, buffers, _expanded(extras, m))
 
     def fit(self, task: LocalTask) -> State:
         self.tasks.append((torch.tensor([SERVER]), task))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -69,15 +70,12 @@ class Trainer:
     def train(self, request: TrainRequest, held: State | None, memory: Tree) -> Trained:
         """Train a chunk of clients; `held` [M, P] is the model that each holds, `memory` [M, ...] its memory."""
         with torch.no_grad(), one_intra_op_thread():
-            job = self._job(request, held, memory)
-            losses = self._run(job, request.round)
-            return self._trained(job, losses)
+            return self._trained(*self._run(request, held, memory))
 
     def fit(self, request: TrainRequest) -> State:
         """The server takes a task itself."""
         with torch.no_grad(), one_intra_op_thread():
-            job = self._job(request, None, {})
-            losses = self._run(job, request.round)
+            job, losses = self._run(request, None, {})
         if not (losses[0].isfinite().all() and job.carry.params.isfinite().all()):
             raise FnrflError(
                 f"The server's model is no longer finite (round {request.round + 1}, {request.task.purpose}). Lower "
@@ -87,29 +85,38 @@ class Trainer:
 
     def measure(self, request: MeasureRequest, held: Callable[[int], State]) -> Tree:
         """Every client's answer to a probe, [M, ...]; `held(client)` is the model that it holds."""
-        stream = lambda client: self._stream(request.round, client, "measure")  # noqa: E731
+        shapes = partial(self._noise_shapes, Objective())
+        streams = {client: self._stream(request.round, client, "measure") for client in request.clients}
+        probing = Probing(request, held, streams, self.initial, partial(_draws, shapes, self.net))
         with torch.no_grad(), one_intra_op_thread(), self.pool.layer_precision():
-            answers = self.runner.measure(Probing(request, held, stream, self.initial, self._mask_draws), self.pool)
+            answers = self.runner.measure(probing, self.pool)
         several = len(self.pool.devices()) > 1
         return trees.stacked([trees.moved(each, self.net.device) for each in answers] if several else answers)
 
-    def _run(self, job: Job, round: int) -> list[Tensor]:
+    def _run(self, request: TrainRequest, held: State | None, memory: Tree) -> tuple[Job, list[Tensor]]:
+        job = self._job(request, held, memory)
+        blame = partial(_named, round=request.round, purpose=request.task.purpose)
         with self.pool.layer_precision():
-            return self.runner.run(job, self.pool, lambda clients: _named(clients, round, job.task.purpose))
+            return job, self.runner.run(job, self.pool, blame)
 
     # -- before the steps ---------------------------------------------------------------------------------------------
     def _job(self, request: TrainRequest, held: State | None, memory: Tree) -> Job:
         device, clients, objective = self.net.device, request.clients, request.task.objective
         task = replace(request.task, shared=trees.moved(request.task.shared, device))
         own = memory | trees.moved(task.own, device) | self._class_weights(request)
-        start = self._start(len(clients), task.start, held)
+        start = held
+        if task.start is not None:
+            start = State(task.start.params, task.start.buffers).to(device)
+            if start.params.ndim == 1:
+                start = trees.mapped(lambda t: t.expand(len(clients), *t.shape), start)
+        assert start is not None
         if type(objective).begin is not Objective.begin:
             begun = [objective.begin(trees.rows(start, m), trees.rows(own, m)) for m in range(len(clients))]
             start = trees.stacked(
                 [State(model.params, {k: model.buffers[k] for k in start.buffers}) for model in begun]
             )
         streams = [self._stream(request.round, client, task.purpose) for client in clients]
-        shapes = lambda batch: self._noise_shapes(objective, batch)  # noqa: E731
+        shapes = partial(self._noise_shapes, objective)
         trainings = {epochs: replace(request.training, epochs=epochs) for epochs in {*request.epochs}}
         plans = [
             self.feed.plan(client, task.data, trainings[epochs], stream)
@@ -117,7 +124,7 @@ class Trainer:
         ]
         if request.max_steps is not None:
             plans = [plan.first(request.max_steps) for plan in plans]
-        draws = [_draws(shapes, stream, self.net) for stream in streams]
+        draws = [_draws(shapes, self.net, stream) for stream in streams]
         carry = Carry.new(request.training, start.params, start.buffers, self._reused)
         return Job(clients, task, request.training, start, own, plans, draws, shapes, carry, self.net.scale)
 
@@ -136,18 +143,8 @@ class Trainer:
             weights = counts.new_tensor(read_class_weights(text)).expand_as(counts)
         return {CLASS_WEIGHTS: weights.to(self.net.device, self.net.dtype)}
 
-    def _start(self, count: int, start: State | None, held: State | None) -> State:
-        if start is None:
-            assert held is not None
-            return held
-        start = State(start.params, start.buffers).to(self.net.device)
-        return start if start.params.ndim == 2 else trees.mapped(lambda t: t.expand(count, *t.shape), start)
-
     def _stream(self, round: int, client: int, purpose: str) -> RandomStream:
         return lambda name: generator(self.seed, round, client, purpose, name)
-
-    def _mask_draws(self, stream: RandomStream) -> Callable[[int, int], Tree]:
-        return _draws(lambda batch: self._noise_shapes(Objective(), batch), stream, self.net)
 
     def _noise_shapes(self, objective: Objective, batch: int) -> Shapes:
         """Uniform numbers that a step needs: the objective's and the dropout masks'."""
@@ -155,7 +152,7 @@ class Trainer:
 
     # -- after the steps ----------------------------------------------------------------------------------------------
     def _trained(self, job: Job, losses: list[Tensor]) -> Trained:
-        end, steps, cohort = _clipped(job), job.steps, torch.tensor(job.clients)
+        end, steps, cohort = State(_clipped(job), job.carry.buffers), job.steps, torch.tensor(job.clients)
         travel = {n: optim.travel(job.training, n) for n in set(steps)}
         replies = Replies(
             clients=cohort,
@@ -167,33 +164,13 @@ class Trainer:
             buffers=end.buffers,
             extras={},
         )
-        extras, memory = self._finish(job, end, replies)
+        extras, memory = _finish(job, end, replies)
         replies = replace(replies, extras=extras)
         not_finite = self._not_finite(job, losses, replies.loss)
         if not not_finite:
             return Trained(replies, memory, {})
         rest = torch.tensor([m for m, client in enumerate(job.clients) if client not in not_finite], dtype=torch.int64)
         return Trained(replies.pick(rest), trees.rows(memory, rest), not_finite)
-
-    def _finish(self, job: Job, end: State, replies: Replies) -> tuple[Tree, Tree]:
-        """(what is sent up beside the models, what is remembered), each [M, ...]."""
-        objective = job.task.objective
-        if type(objective).finish is Objective.finish:
-            return {}, {}
-        lr = job.start.params.new_tensor(job.training.lr)
-        finished = [
-            objective.finish(
-                trees.rows(job.start, m),
-                trees.rows(end, m),
-                replies.travel[m],
-                replies.examples[m],
-                job.task.shared,
-                trees.rows(job.own, m) | {"lr_steps": lr * job.steps[m]},
-            )
-            for m in range(len(job.clients))
-        ]
-        sent, remembered = zip(*finished, strict=True)
-        return trees.stacked(sent), trees.stacked(remembered)
 
     def _not_finite(self, job: Job, losses: Sequence[Tensor], mean: Tensor) -> dict[int, int]:
         """Clients whose losses, parameters or buffers are not finite, and the step at which."""
@@ -208,7 +185,7 @@ class Trainer:
         return wrong
 
 
-def _draws(shapes: Callable[[int], Shapes], stream: RandomStream, net: Net) -> Callable[[int, int], Tree]:
+def _draws(shapes: Callable[[int], Shapes], net: Net, stream: RandomStream) -> Callable[[int, int], Tree]:
     """Uniform numbers of some steps; one stream per name: an objective's draws cannot move the dropout masks."""
     streams: dict[str, torch.Generator] = {}
 
@@ -222,6 +199,21 @@ def _draws(shapes: Callable[[int], Shapes], stream: RandomStream, net: Net) -> C
     return draw
 
 
+def _finish(job: Job, end: State, replies: Replies) -> tuple[Tree, Tree]:
+    """(what is sent up beside the models, what is remembered), each [M, ...]."""
+    objective, start = job.task.objective, job.start
+    if type(objective).finish is Objective.finish:
+        return {}, {}
+    lr = start.params.new_tensor(job.training.lr)
+    finished = []
+    for m, steps in enumerate(job.steps):
+        own = trees.rows(job.own, m) | {"lr_steps": lr * steps}
+        ways = trees.rows((start, end, replies.travel, replies.examples), m)
+        finished.append(objective.finish(*ways, job.task.shared, own))
+    sent, remembered = zip(*finished, strict=True)
+    return trees.stacked(sent), trees.stacked(remembered)
+
+
 def _means(losses: Sequence[Tensor]) -> Tensor:
     """The mean of every client's losses, [M]; 0 for one without steps."""
     if len({len(row) for row in losses}) == 1 and len(losses[0]):
@@ -229,13 +221,14 @@ def _means(losses: Sequence[Tensor]) -> Tensor:
     return torch.stack([row.mean() if len(row) else row.new_zeros(()) for row in losses])
 
 
-def _clipped(job: Job) -> State:
+def _clipped(job: Job) -> Tensor:
     """The models that the steps came to, none of them further away from its start than `clip_update` allows."""
     params, most = job.carry.params, job.training.clip_update
-    if most and job.task.is_private_training:
-        update = params - job.start.params
-        params = job.start.params + update * (most / update.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    return State(params, job.carry.buffers)
+    if not (most and job.task.is_private_training):
+        return params
+    update = params - job.start.params
+    shrunk: Tensor = update * (most / update.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    return job.start.params + shrunk
 
 
 @contextmanager

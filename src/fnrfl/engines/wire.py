@@ -91,45 +91,45 @@ def from_parts(text: bytes, tensors: Sequence[Tensor], known: Mapping[str, type]
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
     """A value as JSON has it; tensors are put aside and named by their number."""
+    inner = lambda one: _plain(one, tensors)  # noqa: E731
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if isinstance(value, list):
-        return [_plain(one, tensors) for one in value]
-    if isinstance(value, tuple | frozenset):
-        kind = "tuple" if isinstance(value, tuple) else "set"
-        return {kind: [_plain(one, tensors) for one in (value if kind == "tuple" else sorted(value))]}
+        return [*map(inner, value)]
+    if isinstance(value, tuple):
+        return {"tuple": [*map(inner, value)]}
+    if isinstance(value, frozenset):
+        return {"set": [*map(inner, sorted(value))]}
     if isinstance(value, dict):
-        return {"dict": [[k, _plain(v, tensors)] for k, v in value.items()]}
-    return _plain_object(value, tensors)
-
-
-def _plain_object(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
-    """A message, an objective or a probe, by its class name and its fields."""
-    name = type(value).__name__
+        return {"dict": [[k, inner(v)] for k, v in value.items()]}
+    name = type(value).__name__  # a message, an objective or a probe goes by its class and its fields
     if not is_dataclass(value) and not isinstance(value, Objective | Probe):
         raise TypeError(f"{name} cannot be sent: it is neither a plain value nor a message, an objective or a probe.")
     _class(name)
     held = fields(value) if is_dataclass(value) else ()
-    return {"class": name, "fields": [[f.name, _plain(getattr(value, f.name), tensors)] for f in held]}
+    return {"class": name, "fields": [[f.name, inner(getattr(value, f.name))] for f in held]}
 
 
 def _value(plain: Any, tensors: Sequence[Tensor], known: Mapping[str, type] | None) -> Any:
+    """The inverse of `_plain`."""
+    inner = lambda one: _value(one, tensors, known)  # noqa: E731
     if isinstance(plain, list):
-        return [_value(one, tensors, known) for one in plain]
+        return [*map(inner, plain)]
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:
         return tensors[plain["tensor"]]
-    if "tuple" in plain or "set" in plain:
-        (parts,) = plain.values()
-        return (tuple if "tuple" in plain else frozenset)(_value(one, tensors, known) for one in parts)
+    if "tuple" in plain:
+        return tuple(map(inner, plain["tuple"]))
+    if "set" in plain:
+        return frozenset(map(inner, plain["set"]))
     if "dict" in plain:
-        return {k: _value(v, tensors, known) for k, v in plain["dict"]}
+        return {k: inner(v) for k, v in plain["dict"]}
     cls = _class(plain["class"]) if known is None else known[plain["class"]]
-    return cls(**{k: _value(v, tensors, known) for k, v in plain["fields"]})
+    return cls(**{k: inner(v) for k, v in plain["fields"]})
 
 
 def _class(name: str) -> type:
