@@ -439,46 +439,30 @@ def recorded_step(device: str, channels: int) -> Recording:
 
 
 def test_each_operator_is_called_once_for_each_kind_of_arguments(recording: Recording, monkeypatch: Any) -> None:
-    called: list[cuda_graphs.Call] = []
-    threads = set[int]()
+    """Of the same shapes, strides and types as in the step, so that the same kernels are compiled."""
+    called, threads, want = list[cuda_graphs.Call](), set[int](), list[Any]()
+    told = lambda one: (tuple(one.shape), one.stride(), one.dtype) if isinstance(one, Tensor) else one  # noqa: E731
     real = cuda_graphs._try
 
     def noted(call: cuda_graphs.Call, device: torch.device) -> None:
         called.append(call)
         threads.add(threading.get_ident())
+        assert all(told(cuda_graphs._empty(one, device)) == one for one in call[1] if isinstance(one, tuple))
         real(call, device)
-
-    monkeypatch.setattr(cuda_graphs, "_try", noted)
-    cuda_graphs.compile_kernels(recording)
-    nodes = [node for node in recording.graph.graph.nodes if cuda_graphs._is_own(node)]
-    assert {call[0] for call in called} == {getattr(torch.ops.fnrfl, name).default for name in OPERATORS}
-    assert len(called) == len({*called}) < len(nodes)  # layers of one shape share their kernels
-    assert {*called} == {cuda_graphs._call(node) for node in nodes}
-    assert threading.get_ident() not in threads
-
-
-def test_arguments_are_like_those_of_the_step(recording: Recording, monkeypatch: Any) -> None:
-    """Same shapes, strides and types, so that the same kernels are compiled."""
-    given: list[tuple[Any, ...]] = []
-
-    def shown(call: cuda_graphs.Call, device: torch.device) -> None:
-        given.append(tuple(cuda_graphs._empty(one, device) if isinstance(one, tuple) else one for one in call[1]))
-
-    monkeypatch.setattr(cuda_graphs, "_try", shown)
-    cuda_graphs.compile_kernels(recording)
-    told = lambda one: (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one  # noqa: E731
-    seen = {tuple(map(told, arguments)) for arguments in given}
-    want = set()
 
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace == "fnrfl":
-                want.add(tuple(map(told, args)))
+                want.append((func, tuple(map(told, args))))
             return func(*args, **kwargs or {})
 
+    monkeypatch.setattr(cuda_graphs, "_try", noted)
+    cuda_graphs.compile_kernels(recording)
     with Calls():
         recording.graph(*[t.clone() for t in (*recording.arguments.constants, *recording.arguments.turn)])
-    assert seen == want
+    assert {*called} == {*want} and len(called) == len({*called}) < len(want)  # layers of one shape share their kernels
+    assert {call[0] for call in called} == {getattr(torch.ops.fnrfl, name).default for name in OPERATORS}
+    assert threading.get_ident() not in threads
 
 
 def test_an_operator_that_fails_ends_nothing(recording: Recording, monkeypatch: Any, caplog: Any) -> None:

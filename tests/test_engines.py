@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from fnrfl.engines.devices import Worker
 from fnrfl.engines.federation import Federation
 from fnrfl.engines.gpus import Gpus
 from fnrfl.engines.kept_clients import KeptClients
+from fnrfl.engines.metered import Metered
 from fnrfl.engines.one_by_one import OneByOne
 from fnrfl.engines.trainer import Trainer
 from toys import (
@@ -642,6 +644,13 @@ def test_a_start_sent_twice_is_counted_once() -> None:
     played.metered.begin()
     played.metered.train(torch.tensor([1]), task)
     assert played.metered.bytes == {"local": {"down": model, "up": model, "headers": 28}}
+
+
+def test_seconds_of_a_phase_are_those_of_all_its_chunks() -> None:
+    played, ticks = Run(FedAvg(), clients_at_once=2), count()
+    metered = Metered(played.engine, clock=lambda: float(next(ticks)))  # goes on by one at each look
+    metered.train(EVERYONE, LocalTask(Objective(), "local", played.state))
+    assert metered.seconds == {"local": 4.0}  # three chunks, and that there are no more
 
 
 # -- Crowds -----------------------------------------------------------------------------------------------------------

@@ -61,9 +61,8 @@ class Metered(Decorator):
         count["headers"] += len(cohort) * 4 * scalars
         chunks = self.engine.stream(cohort, task)
         while True:
-            began = self.clock()
-            replies = next(chunks, None)
-            self._tick(task.purpose, began)
+            with self._timed(task.purpose):
+                replies = next(chunks, None)
             if replies is None:
                 return
             count["up"] += _tree(replies.extras)
@@ -76,7 +75,8 @@ class Metered(Decorator):
             del replies
 
     def measure(self, cohort: Tensor, probe: Probe, *, data: Data = "public", at: State | None = None) -> Tree:
-        with self._phase("measure"):
+        self.tell("measure")
+        with self._timed("measure"):
             answers = self.engine.measure(cohort, probe, data=data, at=at)
         count = self.bytes.setdefault("measure", {"down": 0, "up": 0, "headers": 0})
         count["up"] += _tree(answers)
@@ -85,11 +85,13 @@ class Metered(Decorator):
         return answers
 
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
-        with self._phase("observe"):
+        self.tell("observe")
+        with self._timed("observe"):
             return self.engine.observe(cohort, probe, data=data)
 
     def observe_models(self, cohort: Tensor, question: Callable[[Tensor], T]) -> T:
-        with self._phase("observe"):
+        self.tell("observe")
+        with self._timed("observe"):
             return self.engine.observe_models(cohort, question)
 
     def _model(self, cohort: Tensor, start: State | None, stays: frozenset[str] = frozenset()) -> int:
@@ -118,12 +120,7 @@ class Metered(Decorator):
         return wire_bytes(params[mine]) + _tree({k: v for k, v in buffers.items() if k in names})
 
     @contextmanager
-    def _phase(self, phase: str) -> Iterator[None]:
-        """Is around a phase that is one call."""
-        self.tell(phase)
+    def _timed(self, phase: str) -> Iterator[None]:
         began = self.clock()
         yield
-        self._tick(phase, began)
-
-    def _tick(self, phase: str, began: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + self.clock() - began

@@ -90,8 +90,7 @@ class Trainer:
         probing = Probing(request, held, streams, self.initial, partial(_draws, shapes, self.net))
         with torch.no_grad(), one_intra_op_thread(), self.pool.layer_precision():
             answers = self.runner.measure(probing, self.pool)
-        several = len(self.pool.devices()) > 1
-        return trees.stacked([trees.moved(each, self.net.device) for each in answers] if several else answers)
+        return trees.stacked([trees.moved(each, self.net.device) for each in answers])
 
     def _run(self, request: TrainRequest, held: State | None, memory: Tree) -> tuple[Job, list[Tensor]]:
         job = self._job(request, held, memory)
