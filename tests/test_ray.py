@@ -499,16 +499,15 @@ def test_actors_that_die_hang_or_are_out_of_memory(tmp_path: Path, monkeypatch: 
 
 
 @with_ray
-@pytest.mark.parametrize(
-    ("keys", "error", "said"),
-    [
-        (["network.cpus=100"], CompatibilityError, r"need 200 CPUs \(network\.cpus each\)"),
-        (["network.address=127.0.0.1:9"], FnrflError, r'network\.address = "127\.0\.0\.1:9"'),
-    ],
-)
-def test_a_cluster_that_is_too_small_or_not_there_is_named(keys: list[str], error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        run(load("digits", [*KEYS, "engine=ray", "engine.threads=2", *keys]), out=None)
+def test_a_cluster_that_is_too_small_or_not_there_is_named() -> None:
+    keys = [*KEYS, "engine=ray", "engine.threads=2"]
+    with (
+        ray_session.connected("", 2),
+        pytest.raises(CompatibilityError, match=r"need 200 CPUs \(network\.cpus each\), and the Ray cluster has"),
+    ):
+        run(load("digits", [*keys, "network.cpus=100"]), out=None)
+    with pytest.raises(FnrflError, match=r'network\.address = "127\.0\.0\.1:9": there is no Ray cluster'):
+        run(load("digits", [*keys, "network.address=127.0.0.1:9"]), out=None)
 
 
 @with_ray
