@@ -217,12 +217,6 @@ def test_a_net_that_cannot_be_asked_together_is_asked_one_by_one(engine: str) ->
     assert distance(ours.rounds(2).params, theirs.rounds(2).params) < 1e-12
 
 
-def test_a_copy_of_a_net_shares_no_tensor() -> None:
-    net = Run(FedAvg()).net
-    mine = {t.data_ptr() for t in (*net.module.parameters(), *net.module.buffers())}
-    assert mine.isdisjoint(t.data_ptr() for t in (*net.copy().module.parameters(), *net.copy().module.buffers()))
-
-
 @pytest.mark.parametrize("algorithm", [FNR(Moon(mu=2.0)), Scaffold()], ids=named)
 def test_threads_do_not_change_a_bit(algorithm: Algorithm) -> None:
     alone, many = (Run(algorithm, world=crowd(), threads=n) for n in (1, 4))
@@ -507,14 +501,6 @@ def test_dropout_masks_are_inputs() -> None:
     kept = net.module.body(X).relu()
     assert torch.equal(features, torch.where(uniform >= 0.5, kept * 2, 0.0))
     assert torch.equal(net.apply(params, buffers, X, mode="frozen")[0].features, kept)
-
-
-@pytest.mark.parametrize(("p", "gives"), [(0.0, 1.0), (1.0, 0.0)])
-def test_dropout_of_nothing_and_of_everything(p: float, gives: float) -> None:
-    net = made(nn.Sequential(nn.Linear(12, 4), nn.Dropout(p)))
-    masks = {name: torch.full((6, *shape), 0.3).double() for name, shape in net.drop_shapes.items()}
-    logits = net.apply(*net.flatten(), X, mode="updating", masks=masks)[0].logits
-    assert torch.equal(logits, gives * net.module[0](X))
 
 
 def test_dropout_of_a_run_is_drawn_from_addressed_streams() -> None:

@@ -271,15 +271,6 @@ def test_lost_clients_are_neither_measured_nor_refined() -> None:
         assert list(run.engine.clients.held_models) == [c for c in range(6) if c not in said["dropped"]]
 
 
-@pytest.mark.parametrize("when", ["refine", "local", "both"])
-@pytest.mark.parametrize("upload", ["once", "twice"])
-def test_fnr_around_slow_and_lost_clients(when: Any, upload: Any) -> None:
-    algorithm = FNR(FedAvg(), when=when, upload=upload)
-    loop, batched = ragged(algorithm), ragged(algorithm, "batched")
-    assert_near(loop.rounds(2), batched.rounds(2), atol=1e-9)
-    assert distance(loop.state.params, played(FedAvg())[1][1].params) > 1e-4
-
-
 @ENGINES
 def test_fnr_goes_on_when_too_few_are_left_to_refine_anybody(engine: str) -> None:
     """Half of two is one; with one of them lost, half of one is nobody."""

@@ -131,11 +131,12 @@ def test_masks_follow_the_examples() -> None:
     torch.testing.assert_close(logits(slice(5)), torch.cat([logits(slice(i, i + 1)) for i in range(5)]))
 
 
-def test_kept_numbers_are_scaled_so_that_the_mean_stays() -> None:
-    layer = masks.Dropout(0.2).train()
+@pytest.mark.parametrize(("p", "kept"), [(0.2, [0, 0, 5, 5, 5]), (0.0, [4] * 5), (1.0, [0] * 5)])
+def test_kept_numbers_are_scaled_so_that_the_mean_stays(p: float, kept: list[float]) -> None:
+    layer, x = masks.Dropout(p).train(), torch.full((5,), 4.0)
     layer.uniform = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.99])
-    torch.testing.assert_close(layer(torch.full((5,), 4.0)), torch.tensor([0.0, 0.0, 5.0, 5.0, 5.0]))
-    assert torch.equal(layer.eval()(torch.full((5,), 4.0)), torch.full((5,), 4.0))
+    torch.testing.assert_close(layer(x), torch.tensor(kept).float())
+    assert torch.equal(layer.eval()(x), x)
 
 
 class Twisted(nn.Module):
