@@ -161,13 +161,6 @@ class StepEstimate:
         taken = self.steps_by_rows(job, halved)
         return [rows for rows in halved if rows == width or taken.get(rows, 0) >= MIN_STEPS_FOR_OWN_WIDTH * rows]
 
-    def most_frequent(self, job: Job, widths: Sequence[int]) -> int:
-        """Return the steps of clients in groups of the most frequent number of rows.
-
-        Steps are compiled side by side: what takes no longer than the rest need not pay for itself.
-        """
-        return max(self.steps_by_rows(job, widths).values(), default=0)
-
     def steps_by_rows(self, job: Job, widths: Sequence[int]) -> dict[int, int]:
         """Return the steps of clients in groups of each number of rows; the last of `widths` is a whole group's."""
 

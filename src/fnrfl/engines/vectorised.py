@@ -125,8 +125,8 @@ class Vectorised(Runner):
         """Return programs for steps of these shapes, on every device; groups shrink to `widths`."""
         if self.recorder is None:
             return {}
-        expected = self.estimate.most_frequent(job, widths)
-        # The widest first: it takes longest to compile.
+        # Steps are compiled side by side, the widest first: what takes no longer than the rest need not pay for itself.
+        expected = max(self.estimate.steps_by_rows(job, widths).values(), default=0)
         wanted = [(worker, shape) for shape in sorted(shapes, reverse=True) for worker in pool.devices()]
         requests = [
             ProgramRequest((*shape, job.key, worker.net.device), partial(_example, job, group, worker, shape), expected)
