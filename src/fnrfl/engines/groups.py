@@ -130,14 +130,17 @@ def waiting_for_each_other(sizes: Mapping[int, list[int]], width: int, short: Sh
         size, some = max(by_size.items(), key=lambda item: (item[0] in short.recorded, len(item[1]), item[0]))
         some = some[:1] if size in short.alone else some
         steps = min(sum(1 for _ in takewhile(size.__eq__, sizes[m][at[m] :])) for m in some)
-        rows = [group.index(m) for m in some]
-        wide = len(rows) if size in short.exact else next(w for w in halves(width) if w >= len(rows))
-        # Idle rows are behind all clients of the group.
-        is_slice = rows[-1] - rows[0] < len(rows) and len(rows) in (wide, len(group))
-        where = slice(rows[0], rows[0] + wide) if is_slice else padded(rows, wide)
+        wide = len(some) if size in short.exact else next(w for w in halves(width) if w >= len(some))
+        where = _where([group.index(m) for m in some], len(group), wide)
         turns.append(Turn(StepShape(wide, size), steps, {m: at[m] for m in some}, where))
         at.update({m: at[m] + steps for m in some})
     return Schedule(group, turns)
+
+
+def _where(rows: list[int], live: int, wide: int) -> slice | list[int]:
+    """Where the rows of a turn are in a group; idle ones are behind those of all the `live` clients there are."""
+    are_neighbours = rows[-1] - rows[0] < len(rows)
+    return slice(rows[0], rows[0] + wide) if are_neighbours and len(rows) in (wide, live) else padded(rows, wide)
 
 
 # -- how many steps of each kind a run will take ----------------------------------------------------------------------
