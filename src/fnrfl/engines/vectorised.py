@@ -81,17 +81,7 @@ class Vectorised(Runner):
             return [none for _ in job.steps]
         groups = in_groups(job.steps, self.group_size)
         width = max(map(len, groups))
-        widths, pads = halves(width), len(sizes) > 1 and self._pads(job, pool)
-        if pads or len(sizes) == 1:
-            size = self.estimate.largest_batch(job) if pads else min(sizes)
-            widths = widths if pool.idle_rows_cost else self.estimate.widths(job, width)
-            schedules = [stepping_together(group, job.steps, widths, size, pads) for group in groups]
-            recorded = {size}
-        else:
-            most = 0 if self.recorder is None else self.recorder.backend.max_programs // 2
-            short = self.estimate.short_sizes(job, width, most) if most else ShortSizes()
-            schedules = [waiting_for_each_other({m: job.plans[m].sizes for m in g}, width, short) for g in groups]
-            recorded = {job.training.batch, *short.recorded}
+        schedules, widths, recorded = self._schedules(job, pool, groups, sizes, width)
         shapes = {turn.shape for each in schedules for turn in each.turns if turn.shape.size in recorded}
         programs = self._programs(job, pool, groups[0], shapes, widths)
 
@@ -101,6 +91,20 @@ class Vectorised(Runner):
 
         losses = {m: parts for group in pool.each(len(groups), train) for m, parts in group.items()}
         return [torch.cat(losses[m]) if losses[m] else none for m in range(len(job.steps))]
+
+    def _schedules(
+        self, job: Job, pool: DevicePool, groups: list[list[int]], sizes: set[int], width: int
+    ) -> tuple[list[Schedule], list[int], set[int]]:
+        """(the schedule of each group, the numbers of rows that groups shrink to, sizes of batches to record)."""
+        widths, pads = halves(width), len(sizes) > 1 and self._pads(job, pool)
+        if pads or len(sizes) == 1:
+            size = self.estimate.largest_batch(job) if pads else min(sizes)
+            widths = widths if pool.idle_rows_cost else self.estimate.widths(job, width)
+            return [stepping_together(group, job.steps, widths, size, pads) for group in groups], widths, {size}
+        most = 0 if self.recorder is None else self.recorder.backend.max_programs // 2
+        short = self.estimate.short_sizes(job, width, most) if most else ShortSizes()
+        schedules = [waiting_for_each_other({m: job.plans[m].sizes for m in group}, width, short) for group in groups]
+        return schedules, widths, {job.training.batch, *short.recorded}
 
     def _pads(self, job: Job, pool: DevicePool) -> bool:
         """Whether short batches are padded: it must change nothing, and take less time than going apart."""

@@ -106,11 +106,7 @@ class Recorder:
         began = time.perf_counter()
         found = [self.programs.get(request.key) or self._look_up(request) for request in requests]
         new = [one for one in found if isinstance(one, NewStep)]
-        devices = {tensor.device for one in new for tensor in one.arguments.constants}
-        if any(map(self.backend.memory_is_short, devices)):  # half of what only earlier runs have used goes
-            known = [one for one in found if isinstance(one, StoredProgram)]
-            self.store.let_half_go([*self.programs.values(), *known])
-            self.backend.free_memory()
+        self._make_room(new, [one for one in found if isinstance(one, StoredProgram)])
         for one in new:
             self.begin(one)
         for one in new:
@@ -119,6 +115,13 @@ class Recorder:
         self.programs.update(zip((request.key for request in requests), stored, strict=True))
         self.seconds += time.perf_counter() - began
         return [self.store.use(one) for one in stored]
+
+    def _make_room(self, new: Sequence[NewStep], known: Sequence[StoredProgram]) -> None:
+        """Let half of the programs go that only earlier runs have used, where memory is short for new ones."""
+        devices = {tensor.device for one in new for tensor in one.arguments.constants}
+        if any(map(self.backend.memory_is_short, devices)):
+            self.store.let_half_go([*self.programs.values(), *known])
+            self.backend.free_memory()
 
     def _look_up(self, request: ProgramRequest) -> StoredProgram | NewStep:
         step, carry, fixed, turn = request.example()
