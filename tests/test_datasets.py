@@ -10,7 +10,6 @@ import io
 import json
 import os
 import pickle
-import re
 import stat
 import struct
 import sys
@@ -33,7 +32,7 @@ from PIL import Image
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.data import arrays, datasets, sources
+from fnrfl.data import datasets, sources
 from fnrfl.data.datasets import Dataset, Part, load, object_source
 from fnrfl.data.partition.holdout import stratified_order
 from fnrfl.data.reading import Reading
@@ -650,27 +649,27 @@ def test_bad_arrays_are_refused_with_a_sentence(change: dict[str, np.ndarray], s
         load("bad.npz")
 
 
-RULES = {
-    "missing": ("y_test", [0, 1, np.nan, 0]),
-    "whole": ("y_test", [0, 1, 0.5, 0]),
-    "from 0": ("y_test", [0, 1, -1.0, 0]),
-    "in int64": ("y_test", [0, 1, 2.0**64, 0]),
-    "finite": ("x_test", [[1.0, 2, 3]] * 2 + [[1, np.nan, 3]] * 2),
-    "finite or missing": ("x_test", [[1.0, 2, 3]] * 2 + [[1, np.inf, np.nan]] * 2),
-}
+NAN, INF = np.nan, np.inf
 
 
-@pytest.mark.parametrize("rule", [*arrays.LABEL_RULES, arrays.FINITE, arrays.FINITE_OR_MISSING], ids=lambda r: r.key)
-def test_a_value_that_breaks_a_rule_is_refused_with_its_place(rule: arrays.ArrayRule) -> None:
-    name, values = RULES[rule.key]
+@pytest.mark.parametrize(
+    ("name", "values", "missing", "words"),
+    [
+        ("y_test", [0, 1, NAN, 0], "refuse", ["nan", "1 in all", "never filled in"]),
+        ("y_test", [0, 1, 0.5, 0], "refuse", ["0.5", "whole numbers", "Number the classes 0, 1, 2"]),
+        ("y_test", [0, 1, -1.0, -2], "refuse", ["-1.0", "2 in all", "from 0"]),
+        ("y_test", [0, 1, 2.0**64, 0], "refuse", ["int64", "names"]),
+        ("x_test", [[1.0, 2, 3]] * 2 + [[1, NAN, 3]] * 2, "refuse", ["nan", "2, the first", "dataset.missing"]),
+        ("x_test", [[1.0, 2, 3]] * 2 + [[1, INF, NAN]] * 2, "drop", ["inf", "2, the first", "dataset.missing"]),
+    ],
+)
+def test_a_value_that_breaks_a_rule_is_refused_with_its_place(
+    name: str, values: list[Any], missing: str, words: list[str]
+) -> None:
     np.savez("bad.npz", **{**GOOD, name: np.array(values)})  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as refused:
-        load("bad.npz", reading=Reading(missing="drop" if rule is arrays.FINITE_OR_MISSING else "refuse"))
-    count = 2 if name[0] == "x" else 1
-    bad = np.array(values)[2][1] if name[0] == "x" else values[2]
-    known = {"title": f"{name} of bad.npz", "value": np.float64(bad), "at": 2, "count": count}
-    assert str(refused.value) == rule.sentence.format(**known)
-    assert re.search(r"\); .* (must|never) .*\. [A-Z]", rule.sentence)  # value; rule. way out.
+        load("bad.npz", reading=Reading(missing=missing))
+    assert [word for word in [f"{name} of bad.npz", "example 2", *words] if word not in str(refused.value)] == []
 
 
 def test_bad_npz_files_are_refused_with_a_sentence() -> None:

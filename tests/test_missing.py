@@ -196,7 +196,7 @@ def test_rows_that_are_left_out_are_left_out_of_answers(tmp_path: Path) -> None:
     assert evaluate(tmp_path / "run", keys["name"]).score.accuracy == result.accuracy
     got = predict(tmp_path / "run", write(tmp_path / "new.csv", patients(20, seed=2)))
     assert list(got.rows) == [str(row) for row in range(20) if row % 7 > 2]
-    assert any("9 of 20 examples have missing values and are left out" in note for note in got.notes)
+    assert any("of 20 examples, 9 with missing values are left out" in note for note in got.notes)
 
 
 def test_a_client_that_would_have_nothing_left_is_refused(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_client_that_would_have_nothing_left_is_refused(tmp_path: Path) -> Non
     table["dose"] = range(30)
     reading = Reading(client="who", missing="drop", label="label")
     source = read_source(write(tmp_path / "p.csv", table), reading=reading)
-    with pytest.raises(ConfigError, match="p.csv: client H1 has no example without a missing value, .*dataset.missing"):
+    with pytest.raises(ConfigError, match="p.csv: every example of H1 has a missing value, .*dataset.missing"):
         source.dataset(by_client=True)
     assert source.dataset().notices == source.raw.notices  # where clients are drawn, nobody is gone
 

@@ -317,7 +317,7 @@ def test_arrays_have_missing_values_too(tmp_path: Path) -> None:
         read_source(str(tmp_path / "t.npz"))
     raw = read_source(str(tmp_path / "t.npz"), reading=Reading(missing="drop")).raw
     np.testing.assert_array_equal(raw.parts[""].x, np.delete(x, 3, axis=0))
-    assert "1 of 20 examples has missing values" in raw.notices[0]
+    assert "of 20 examples, 1 with missing values is left out" in raw.notices[0]
     np.savez(tmp_path / "t.npz", x=np.where(np.isnan(x), np.inf, x), y=np.arange(20) % 2)
     with pytest.raises(ConfigError, match="not finite"):
         read_source(str(tmp_path / "t.npz"), reading=Reading(missing="drop"))

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,38 +17,20 @@ from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.reading import refuse_amounts
 
 USUAL_CHANNELS = (1, 3, 4)  # of a picture
-
-
-@dataclass(frozen=True)
-class ArrayRule:
-    """What no value of an array may be; the sentence has the value, the rule and the way out."""
-
-    key: str
-    broken: Callable[[np.ndarray], np.ndarray]
-    sentence: str  # {title}, {count} values that break it, {value} the first, {at} its example
-
-    def check(self, values: np.ndarray, title: str) -> None:
-        """Raise the sentence if some value breaks the rule."""
-        if len(bad := np.argwhere(self.broken(values))):
-            first = values[tuple(bad[0])]
-            raise ConfigError(self.sentence.format(title=title, count=f"{len(bad):,}", value=first, at=bad[0][0]))
-
-
 _NOT_FINITE = (
     "{title} holds values that are not finite ({count}, the first {value} in example {at}); all must be finite "
     'numbers. Fill them in, leave those examples out, or set dataset.missing = "mean" or "drop" where NaN stands for '
     "a missing value."
 )
-FINITE = ArrayRule("finite", lambda x: ~np.isfinite(x), _NOT_FINITE)
-FINITE_OR_MISSING = ArrayRule("finite or missing", np.isinf, _NOT_FINITE)
 _LABEL = "{title} holds the label {value} (example {at}, {count} in all); "
 _NUMBER = "Number the classes 0, 1, 2, ... or give their names as strings. fnrfl is for classification only."
-LABEL_RULES = (
-    ArrayRule("missing", np.isnan, _LABEL + "a label is never filled in. Label those examples or leave them out."),
-    ArrayRule("whole", lambda y: y != np.floor(y), _LABEL + "class labels must be whole numbers. " + _NUMBER),
-    ArrayRule("from 0", lambda y: y < 0, _LABEL + "class labels must be numbered from 0. " + _NUMBER),
-    ArrayRule("in int64", lambda y: y >= 2.0**63, _LABEL + "class numbers must fit into int64. Give names as strings."),
-)
+
+
+def _refuse(broken: np.ndarray, values: np.ndarray, title: str, sentence: str) -> None:
+    """Raise the sentence if some value is broken; it has how many are, the first of them, and its example."""
+    if len(bad := np.argwhere(broken)):
+        told = {"value": values[tuple(bad[0])], "at": bad[0][0], "count": f"{len(bad):,}"}
+        raise ConfigError(sentence.format(title=title, **told))
 
 
 def tensor(array: np.ndarray) -> Tensor:
@@ -57,21 +38,24 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
+def plain(values: object) -> np.ndarray:
+    """Values as an array, in the same memory where that can be; raises what numpy and torch raise."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+    return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+
+
 def _array(values: object, title: str) -> np.ndarray:
-    if isinstance(values, np.ma.MaskedArray):
-        if np.ma.is_masked(values):
-            raise ConfigError(
-                f"{title} is a masked array with {counted(np.ma.count_masked(values), 'masked value')}; all must be "
-                "known. Fill them in or leave those examples out."
-            )
-        return np.asarray(values)
+    if np.ma.is_masked(values):
+        raise ConfigError(
+            f"{title} is a masked array with {counted(np.ma.count_masked(values), 'masked value')}; all must be "
+            "known. Fill them in or leave those examples out."
+        )
     if isinstance(values, Tensor) and values.layout != torch.strided:
         raise ConfigError(f"{title} is a sparse tensor; it must be dense. Give it with .to_dense().")
     try:
-        if not isinstance(values, Tensor):
-            return np.asarray(values)
-        values = values.detach().cpu()
-        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        return np.asarray(plain(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"{title} is not an array ({error}); all its rows must have the same shape. Pad them."
@@ -96,7 +80,7 @@ def features(values: object, title: str, *, gaps: bool = False) -> np.ndarray:
             raise ConfigError(f"{title} holds {x.max()}; whole numbers must fit into int64. Store it as float64.")
         return x.astype(np.int64, copy=False)
     x = x.astype({1: np.float32, 2: np.float16, 4: np.float32}.get(x.dtype.itemsize, np.float64), copy=False)
-    (FINITE_OR_MISSING if gaps else FINITE).check(x, title)
+    _refuse(np.isinf(x) if gaps else ~np.isfinite(x), x, title, _NOT_FINITE)
     return x
 
 
@@ -136,13 +120,6 @@ def grey_as_colour(images: int, grey: int) -> str:
     return f"Of {counted(images, 'image')}, {grey:,} grey {'is' if grey == 1 else 'are'} taken as colour."
 
 
-def as_one_type(x: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same arrays; where some are floating, those of whole numbers become floating too."""
-    if any(values.dtype.kind == "f" for values in x):
-        return [values.astype(np.float32) if values.dtype == np.int64 else values for values in x]
-    return list(x)
-
-
 def class_labels(values: object, title: str) -> np.ndarray:
     """Class numbers as int64, or names as they are."""
     y = _array(values, title)
@@ -155,34 +132,18 @@ def class_labels(values: object, title: str) -> np.ndarray:
     if y.dtype.kind == "O" and all(isinstance(label, str) for label in y):
         y = y.astype(np.str_)
     if y.dtype.kind in "US":
-        return _in_same_spelling(_decoded(y, title))
+        y = _decoded(y, title)
+        plain_names = all(map(str.isascii, y.tolist()))
+        return y if plain_names else np.array([same_spelling(name) for name in y.tolist()])
     if y.dtype.kind not in "biuf":
         raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
-    for rule in LABEL_RULES:
-        rule.check(y, title)
+    _refuse(np.isnan(y), y, title, _LABEL + "a label is never filled in. Label those examples or leave them out.")
+    _refuse(y != np.floor(y), y, title, _LABEL + "class labels must be whole numbers. " + _NUMBER)
+    _refuse(y < 0, y, title, _LABEL + "class labels must be numbered from 0. " + _NUMBER)
+    _refuse(y >= 2.0**63, y, title, _LABEL + "class numbers must fit into int64. Give names as strings.")
     if y.dtype.kind == "f":
         refuse_amounts(y.tolist(), title)
     return y.astype(np.int64)
-
-
-def labels_if_used(values: object, title: str, *, used: bool) -> np.ndarray | None:
-    """Labels as `class_labels` gives them; None if there are none, or if some are missing and nobody uses them."""
-    try:
-        return None if values is None else class_labels(values, title)
-    except ConfigError:
-        if used:
-            raise
-        return None
-
-
-def kind_of_labels(y: np.ndarray | None) -> str:
-    """What labels are: names, numbers, or nothing if there are none."""
-    return "" if y is None else "names" if y.dtype.kind == "U" else "numbers"
-
-
-def _in_same_spelling(names: np.ndarray) -> np.ndarray:
-    plain = all(map(str.isascii, names.tolist()))
-    return names if plain else np.array([same_spelling(name) for name in names.tolist()])
 
 
 def _decoded(y: np.ndarray, title: str) -> np.ndarray:

@@ -154,9 +154,18 @@ class DataSource:
         """
         parts = list(self.raw.parts.values())
         if by_client and parts[0].clients is None:
-            raise natural.names_nobody(self.name)
+            raise ConfigError(
+                f'scenario = "natural" takes the clients that the data names, and {self.name} names none. Name them '
+                "with an array `client` in the .npz, the column that dataset.client names in a .csv, a file or folder "
+                "for each client, or a third value that the function returns; or choose a scenario that draws clients, "
+                "such as iid."
+            )
         if by_client and self.raw.emptied:
-            raise natural.left_with_nothing(self.name, self.raw.emptied)
+            raise ConfigError(
+                f"{self.name}: every example of {natural.some_of(self.raw.emptied)} has a missing value, and "
+                'dataset.missing = "drop" leaves those out. Set dataset.missing = "mean", leave columns out with '
+                "dataset.ignore, or leave out who has nothing else."
+            )
         if any(part.y is None for part in parts):
             raise ConfigError(f"{self.name} has no labels, and they are needed here. Add the labels.")
         if len(parts) == 1:
@@ -209,7 +218,12 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     if path.is_dir() or path.suffix.lower() in (*sites.TABLE_ENDINGS, sites.LEAF_ENDING):
         held, source = sites.read_path(path, expected, reading), str(path.resolve())
     elif ":" in name:
-        held, source = [("", read_object(_call(name), name, begins=f"dataset = {name!r} returned"))], name
+        function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
+        if not callable(function):
+            raise ConfigError(
+                f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
+            )
+        held, source = [("", read_object(function, name, begins=f"dataset = {name!r} returned"))], name
     else:
         raise _not_read(name, path, NAMED_DATASETS)
     used = expected is None or expected.labels_used
@@ -239,18 +253,6 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
             f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
             "out, or give a table."
         )
-
-
-def _call(name: str) -> object:
-    """What the function called `module:function` returns; the module may lie in the current folder."""
-    function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
-    if not callable(function):
-        raise ConfigError(
-            f"dataset = {name!r} is a {type(function).__name__}, which cannot be called. Name a function."
-        )
-    rule = "it is called without arguments and must return the data. Correct the function."
-    with usercode.errors_in_words(f"dataset = {name!r} failed", rule):
-        return function()
 
 
 def _not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:

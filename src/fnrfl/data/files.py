@@ -9,7 +9,6 @@ import io
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,37 +55,35 @@ def read_npz(path: Path, expected: Expected | None = None, reading: Reading = PL
         way_out = OF_OBJECTS if "Object arrays" in str(error) else ""
         raise unreadable(path, "a .npz of plain arrays", error, way_out) from error
     classes = class_names(arrays["classes"], f"classes of {path}") if "classes" in arrays else None
-    parts = _parts_of_arrays(arrays, labelled=expected is None or expected.labelled)
+    parts, used = dict[str, Examples](), {"classes"}
+    for part, (x, y) in _parts_of_arrays(arrays, labelled=expected is None or expected.labelled).items():
+        clients = _client_array(path, arrays, part)
+        parts[part] = Examples(arrays[x], arrays.get(y), clients=arrays.get(clients))
+        used |= {x, y, clients}
     if not parts:
         raise ConfigError(
             f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold x_train, y_train, x_test and "
             "y_test, or x and y. Save it with numpy.savez(path, x=..., y=...)."
         )
-    used = {"classes"} | {f"{kind}_{part}" if part else kind for part in parts for kind in "xy"}
-    for part in parts:
-        if (named := _client_array(path, arrays, part)) is not None:
-            parts[part] = replace(parts[part], clients=arrays[named])
-            used.add(named)
     return RawData(parts, classes).with_notices(*_unused(path, [key for key in arrays if key not in used]))
 
 
-def _client_array(path: Path, arrays: Mapping[str, np.ndarray], part: str) -> str | None:
-    """The name of the array that says who holds each example of a part."""
+def _client_array(path: Path, arrays: Mapping[str, np.ndarray], part: str) -> str:
+    """The name of the array that says who holds each example of a part; "" if there is none."""
     found = [key for key in arrays if key.lower() in {f"{name}_{part}" if part else name for name in CLIENT_ARRAYS}]
     if len(found) > 1:
         raise ConfigError(f"{path} has {' and '.join(found)}; one of them can name the clients. Leave the others out.")
-    return found[0] if found else None
+    return "".join(found)
 
 
-def _parts_of_arrays(arrays: dict[str, np.ndarray], *, labelled: bool) -> dict[str, Examples]:
-    """The parts of which there are examples and labels; for a model that is only asked, labels may be missing."""
-    if all(f"{kind}_{part}" in arrays for part in PARTS for kind in "xy"):
-        return {part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS}
+def _parts_of_arrays(arrays: Mapping[str, np.ndarray], *, labelled: bool) -> dict[str, tuple[str, str]]:
+    """The names of each part's examples and labels; for a model that is only asked, labels may be missing."""
+    two: dict[str, tuple[str, str]] = {part: (f"x_{part}", f"y_{part}") for part in PARTS}
+    if all(name in arrays for names in two.values() for name in names):
+        return two
     if "x" in arrays and (not labelled or "y" in arrays):
-        return {ONLY_PART: Examples(arrays["x"], arrays.get("y"))}
-    if labelled:
-        return {}
-    return {part: Examples(arrays[f"x_{part}"], arrays.get(f"y_{part}")) for part in PARTS if f"x_{part}" in arrays}
+        return {ONLY_PART: ("x", "y")}
+    return {} if labelled else {part: names for part, names in two.items() if names[0] in arrays}
 
 
 def _unused(path: Path, names: Sequence[str]) -> list[str]:
@@ -102,15 +99,15 @@ def _unused(path: Path, names: Sequence[str]) -> list[str]:
 
 def read_images(folder: Path, root: Path, expected: Expected | None, reading: Reading) -> RawData:
     """Images in a folder for each class; their names are paths from `root`."""
-    classes, loose = _subfolders(folder), images_in(folder)
+    classes = subfolders(folder)
     files = [file for class_ in classes for file in images_in(class_)]
     pixels, converted = _stack(files, expected, reading)
     labels = np.array([file.parent.name for file in files])
     examples = Examples(pixels, labels, [str(file.relative_to(root)) for file in files])
     passed_over = {
         "folders without an image in them, which make no class": [at for at in classes if not images_in(at)],
-        "folders inside the classes' folders, which are not read": [at for one in classes for at in _subfolders(one)],
-        "images outside of the classes' folders, which are not used": loose,
+        "folders inside the classes' folders, which are not read": [at for one in classes for at in subfolders(one)],
+        "images outside of the classes' folders, which are not used": images_in(folder),
     }
     notices = [
         f"{root} has {what}: {some_of([str(at.relative_to(root)) for at in paths])}."
@@ -133,7 +130,8 @@ def read_loose_images(folder: Path, expected: Expected, reading: Reading) -> Raw
     return RawData({ONLY_PART: Examples(pixels, names=[file.name for file in files])}, notices=converted)
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, hidden ones aside; none if it is no folder."""
     return sorted(at for at in folder.iterdir() if at.is_dir() and at.name[0] != ".") if folder.is_dir() else []
 
 
@@ -214,16 +212,16 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     require_file(path)
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        users, sizes, data = tree["users"], tree["num_samples"], tree["user_data"]
+        users, data = tree["users"], tree["user_data"]
         held = [(user, data[user]["x"], data[user]["y"]) for user in users]
-        rows = [(len(x), len(y), size) for (_, x, y), size in zip(held, sizes, strict=True)]
+        rows = [{len(x), len(y), size} for (_, x, y), size in zip(held, tree["num_samples"], strict=True)]
+        named = all(isinstance(user, str) for user in users) and len({*users}) == len(users)
+        if not named or any(len(row) > 1 for row in rows):
+            raise TypeError("users without a name of their own, or lists of another length")
     except (KeyError, TypeError, AttributeError) as error:
         raise unreadable(path, "LEAF's JSON", error, LEAF_FORM) from error
     except (*UNREADABLE, RecursionError) as error:
         raise unreadable(path, "JSON", error) from error
-    named = all(isinstance(user, str) for user in users) and len({*users}) == len(users)
-    if not named or any(len({*row}) > 1 for row in rows):
-        raise ConfigError(f"{path} cannot be read as LEAF's JSON; {LEAF_FORM}")
     yield from held
 
 

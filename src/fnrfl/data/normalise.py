@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -44,8 +45,11 @@ def normalise(name: str, held: Held, reading: Reading, *, labels_used: bool = Tr
     if not pieces:
         raise ConfigError(f"{name} has no examples; at least one is needed. Add some.")
     pieces, converted = _in_one_form(pieces)
-    pieces, classes = _labels_alike(pieces, labels_used), pieces[0].classes
-    classes = None if classes is None else [same_spelling(str(one)) for one in classes]
+    if labels_used:
+        _refuse_other_labels(pieces)
+    elif len(_kinds_of_labels(pieces)) > 1:
+        pieces = [replace(piece, examples=replace(piece.examples, y=None)) for piece in pieces]
+    classes = None if pieces[0].classes is None else [same_spelling(str(one)) for one in pieces[0].classes]
     notices = (*(notice for _, raw in held for notice in raw.notices), *converted)
     return _with_gaps_treated(name, RawData(_parts(pieces), classes, held[0][1].columns, notices), reading)
 
@@ -63,7 +67,12 @@ def _checked(piece: Piece, reading: Reading, labels_used: bool) -> Piece:
     """The same piece with its arrays checked."""
     held = piece.examples
     x = arrays.features(held.x, piece.title("x"), gaps=reading.missing != "refuse")
-    y = arrays.labels_if_used(held.y, piece.title("y"), used=labels_used)
+    try:
+        y = None if held.y is None else arrays.class_labels(held.y, piece.title("y"))
+    except ConfigError:
+        if labels_used:
+            raise
+        y = None  # some are missing, and nobody uses the others
     if y is not None and len(x) != len(y):
         where = (f" in x_{piece.part}", f" in y_{piece.part}") if piece.part else ("", "")
         raise ConfigError(
@@ -84,71 +93,64 @@ def _checked(piece: Piece, reading: Reading, labels_used: bool) -> Piece:
 
 def _in_one_form(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
     """(pieces of one type and shape, notices): whole numbers beside fractions, and grey pictures beside colour."""
-    coloured = any(_channels(piece) == 3 for piece in pieces)
-    grey = [coloured and _channels(piece) == 1 for piece in pieces]
-    x = [
-        one.examples.x.repeat(3, axis=1) if is_grey else one.examples.x
-        for one, is_grey in zip(pieces, grey, strict=True)
-    ]
-    x = arrays.as_one_type(x)
-    for piece, values in zip(pieces, x, strict=True):
-        if (values.shape[1:], values.dtype) != (x[0].shape[1:], x[0].dtype):
+    channels = [piece.examples.x.shape[1] if piece.examples.x.dtype == np.uint8 else 0 for piece in pieces]
+    floating = any(piece.examples.x.dtype.kind == "f" for piece in pieces)
+    made, notices = list[Piece](), list[str]()
+    for piece, count in zip(pieces, channels, strict=True):
+        x = piece.examples.x
+        if count == 1 and 3 in channels:
+            x = x.repeat(3, axis=1)
+            notices.append(arrays.grey_as_colour(len(x), len(x)))
+        x = x.astype(np.float32) if floating and x.dtype == np.int64 else x
+        made.append(replace(piece, examples=replace(piece.examples, x=x)))
+        first = made[0].examples.x
+        if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             raise ConfigError(
-                f"{pieces[0].title('x')} has examples of {x[0].dtype}{list(x[0].shape[1:])} and {piece.title('x')} of "
-                f"{values.dtype}{list(values.shape[1:])}; they must be alike. Prepare them in one way, or set "
+                f"{pieces[0].title('x')} has examples of {first.dtype}{list(first.shape[1:])} and {piece.title('x')} "
+                f"of {x.dtype}{list(x.shape[1:])}; they must be alike. Prepare them in one way, or set "
                 "dataset.image_size if they are the images of a folder."
             )
-    made = [replace(one, examples=replace(one.examples, x=values)) for one, values in zip(pieces, x, strict=True)]
-    counts = [len(values) for values, is_grey in zip(x, grey, strict=True) if is_grey]
-    return made, [arrays.grey_as_colour(count, count) for count in counts]
+    return made, notices
 
 
-def _channels(piece: Piece) -> int:
-    """How many channels pictures have; 0 of anything else."""
-    x = piece.examples.x
-    return x.shape[1] if x.dtype == np.uint8 else 0
+def _kinds_of_labels(pieces: Sequence[Piece]) -> dict[str, Piece]:
+    """The first piece with labels of each kind."""
+    labelled = [piece for piece in reversed(pieces) if piece.examples.y is not None]
+    return {"names" if piece.examples.y.dtype.kind == "U" else "numbers": piece for piece in labelled}
 
 
-def _labels_alike(pieces: list[Piece], used: bool) -> list[Piece]:
-    """Pieces with labels of one kind; refused where two pieces number classes in two ways."""
-    labelled = [piece for piece in pieces if piece.examples.y is not None]
-    kinds = [arrays.kind_of_labels(piece.examples.y) for piece in labelled]
-    if len({*kinds}) > 1:
-        if not used:
-            return [replace(piece, examples=replace(piece.examples, y=None)) for piece in pieces]
-        other = next(at for at, kind in enumerate(kinds) if kind != kinds[0])
+def _refuse_other_labels(pieces: Sequence[Piece]) -> None:
+    """Refuse two pieces that number classes in two ways."""
+    if len(kinds := _kinds_of_labels(pieces)) > 1:
+        one, other = sorted(kinds, key=lambda kind: pieces.index(kinds[kind]))
         raise ConfigError(
-            f"{labelled[0].title('y')} has {kinds[0]} as labels and {labelled[other].title('y')} has {kinds[other]}; "
-            "all must have one kind. Write all as names, or all as numbers."
+            f"{kinds[one].title('y')} has {one} as labels and {kinds[other].title('y')} has {other}; all must have one "
+            "kind. Write all as names, or all as numbers."
         )
-    known = pieces[0].classes
+    first = pieces[0]
     for piece in pieces:
-        if used and (piece.classes and list(piece.classes)) != (known and list(known)):
+        if [*(piece.classes or ())] != [*(first.classes or ())]:
             raise ConfigError(
-                f"{pieces[0].title('y')} and {piece.title('y')} do not have the same array `classes`; the number of a "
+                f"{first.title('y')} and {piece.title('y')} do not have the same array `classes`; the number of a "
                 "class must mean the same everywhere. Name all classes in one order in each file."
             )
-    return pieces
 
 
 def _joined(held: Sequence[Examples]) -> Examples:
     """Examples, one after another; what some of them lack is not there."""
     if len(held) == 1:
         return held[0]
-    y, clients = ([each for one in held if (each := getattr(one, kind)) is not None] for kind in ("y", "clients"))
-    names, carried = (_in_a_row([getattr(one, kind) for one in held]) for kind in ("names", "carried"))
+    y, names, carried, clients = (
+        [getattr(one, kind) for one in held] if all(getattr(one, kind) is not None for one in held) else None
+        for kind in ("y", "names", "carried", "clients")
+    )
     return Examples(
         np.concatenate([one.x for one in held]),
-        np.concatenate(y) if len(y) == len(held) else None,
-        names,
-        carried,
-        np.concatenate(clients) if len(clients) == len(held) else None,
+        None if y is None else np.concatenate(y),
+        names and [*chain(*names)],
+        carried and [*chain(*carried)],
+        None if clients is None else np.concatenate(clients),
     )
-
-
-def _in_a_row(lists: Sequence[Sequence[str] | None]) -> list[str] | None:
-    known = [each for each in lists if each is not None]
-    return [one for each in known for one in each] if len(known) == len(lists) else None
 
 
 # -- missing values ----------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def _with_gaps_treated(name: str, raw: RawData, reading: Reading) -> RawData:
 
 def _without_gaps(name: str, raw: RawData, gaps: dict[str, np.ndarray]) -> RawData:
     """The examples of which every value is known."""
-    parts, total, left_out = {}, 0, 0
+    parts, total, left_out = dict[str, Examples](), 0, 0
     emptied: set[str] = set()
     for part, examples in raw.parts.items():
         known = np.logical_not(gaps[part].reshape(len(examples.x), -1).any(axis=1))
@@ -188,7 +190,8 @@ def _without_gaps(name: str, raw: RawData, gaps: dict[str, np.ndarray]) -> RawDa
         if examples.clients is not None:
             emptied |= {*examples.clients.tolist()} - {*examples.clients[known].tolist()}
         total, left_out = total + len(known), left_out + int((~known).sum())
+    are = "is" if left_out == 1 else "are"
     return replace(raw, parts=parts, emptied=tuple(in_natural_order(emptied))).with_notices(
-        f"{name}: {left_out:,} of {counted(total, 'example')} {'has' if left_out == 1 else 'have'} missing values and "
-        f'{"is" if left_out == 1 else "are"} left out (dataset.missing = "drop").'
+        f"{name}: of {counted(total, 'example')}, {left_out:,} with missing values {are} left out "
+        '(dataset.missing = "drop").'
     )

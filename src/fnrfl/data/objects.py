@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
@@ -20,6 +19,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.core.words import counted, same_spelling
+from fnrfl.data.arrays import plain
 from fnrfl.data.files import refuse_deep_pixels
 from fnrfl.data.reading import ONLY_PART, PARTS, Columns, Examples, Expected, RawData
 from fnrfl.data.table_summary import refuse_other_columns
@@ -37,7 +37,7 @@ def read_object(value: object, title: str, expected: Expected | None = None, beg
     draw from it draw the same each time. With `expected`, an array alone is data without labels, and so are items of
     which each is an input alone.
     """
-    if callable(value) and not _has_items(value):
+    if callable(value) and (isinstance(value, type) or not _has_items(value)):
         with usercode.errors_in_words(f"The function given as {title} failed", "correct it, or give its data."):
             value = value()
     if hasattr(value, "as_raw"):  # a Dataset of fnrfl's
@@ -97,18 +97,16 @@ def _arrays(value: object, title: str, expected: Expected | None, begins: str) -
             f"y_test, clients_test, or x, y, clients. In Python a torch Dataset will do too.{_instead_of(value)}"
         )
     half = len(value) if len(value) < 4 else len(value) // 2
-    columns = columns_of(*value[: min(2, half)])
-    raw = RawData({ONLY_PART: _examples(*value[:half])}, columns=columns)
+    raw = _part(*value[:half])
     if half == len(value):
         return raw
-    test = RawData({ONLY_PART: _examples(*value[half:])}, columns=columns_of(value[half]))
-    test = _in_order_of(test, columns, f"The test part of {title}", "the training part")
+    test = _in_order_of(_part(*value[half:]), raw.columns, f"The test part of {title}", "the training part")
     return replace(raw, parts={"train": raw.parts[ONLY_PART], "test": test.parts[ONLY_PART]})
 
 
-def _examples(x: object, y: object = None, clients: object = None) -> Examples:
-    x, y, clients = (None if each is None else _array_or_itself(each) for each in (x, y, clients))
-    return Examples(x, y, clients=clients)
+def _part(x: object, y: object = None, clients: object = None) -> RawData:
+    held = [None if each is None else _array_or_itself(each) for each in (x, y, clients)]
+    return RawData({ONLY_PART: Examples(held[0], held[1], clients=held[2])}, columns=columns_of(x, y))
 
 
 def columns_of(x: object, y: object = None) -> Columns | None:
@@ -159,18 +157,9 @@ def _instead_of(value: object) -> str:
 def _array_or_itself(values: object) -> object:
     """Values as an array; what cannot be one is left to whoever checks it."""
     try:
-        return _plain(values)
+        return plain(values)
     except (TypeError, ValueError, RuntimeError):
         return values
-
-
-def _plain(values: object) -> np.ndarray:
-    if isinstance(values, np.ma.MaskedArray):
-        return values
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
-    return np.asarray(values)
 
 
 # -- data sets that are read item by item ------------------------------------------------------------------------------
@@ -225,51 +214,47 @@ def _read_items(items: Any, title: str, labelled: bool) -> tuple[Examples, list[
         )
     if not len(items):
         raise ConfigError(f"{title} has no items; at least one is needed. Add some.")
-    x, labels, names = np.empty(0), [], None  # x: made for the first item
+    x, labels, names = np.empty(0), [], (None, None)  # made and found for the first item
     for place in range(len(items)):
         with usercode.errors_in_words(f"Item {place} of {title} could not be read", "correct the data set."):
             item = items[place]
-        names = names or _names_of(item, title, labelled)
+        names = names if place else _names_of(item, title, labelled)
         values, label = _input_and_label(item, names, f"Item {place} of {title}")
-        if not place:
-            x = np.empty((len(items), *values.shape), values.dtype)
-        elif (values.shape, values.dtype) != (x.shape[1:], x.dtype):
+        x = x if place else np.empty((len(items), *values.shape), values.dtype)
+        if (values.shape, values.dtype) != (x.shape[1:], x.dtype):
             raise ConfigError(
                 f"Item {place} of {title} is {values.dtype}{list(values.shape)}, and item 0 is "
                 f"{x.dtype}{list(x.shape[1:])}; all must be alike. Resize, pad or convert them in its transform."
             )
         x[place] = values
         labels.append(label)
-    unlabelled = names is not None and names[1] is None
-    return Examples(x, None if unlabelled else _array_or_itself(labels)), _class_names(items, names)
+    return Examples(x, None if names[1] is None else _array_or_itself(labels)), _class_names(items, names[1])
 
 
 def _names_of(item: object, title: str, labelled: bool) -> tuple[Any, Any]:
     """Where the input and the label are in every item: two places, or two names; None if there is no label."""
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return 0, 1
-    if not labelled and not isinstance(item, tuple | list | Mapping):
-        return ITEM_ITSELF, None
-    if not labelled and isinstance(item, tuple | list) and len(item) == 1:
-        return 0, None
+    found: tuple[Any, Any] | None
     if isinstance(item, Mapping):
-        found, label = _names_in(item)
-        if found is not None and not (labelled and label is None):
-            return found, label
-    told = f"named {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
-    told += f" of {len(item)}" if isinstance(item, tuple | list) else ""
-    raise ConfigError(
-        f"The items of {title} are {told}; they must be pairs (x, y), or have a value named {', '.join(LABELS[:-1])} "
-        f"or {LABELS[-1]} and one input, named {', '.join(INPUTS)} if there are more. Rename them, or give arrays."
-    )
+        found, told = _names_in(item), f"named {', '.join(map(str, item))}"
+    elif isinstance(item, tuple | list):
+        found, told = {1: (0, None), 2: (0, 1)}.get(len(item)), f"a {type(item).__name__} of {len(item)}"
+    else:
+        found, told = (ITEM_ITSELF, None), f"a {type(item).__name__}"
+    if found is None or (labelled and found[1] is None):
+        raise ConfigError(
+            f"The items of {title} are {told}; they must be pairs (x, y), or have a value named "
+            f"{', '.join(LABELS[:-1])} or {LABELS[-1]} and one input, named {', '.join(INPUTS)} if there are more. "
+            "Rename them, or give arrays."
+        )
+    return found
 
 
-def _names_in(item: Mapping[Any, object]) -> tuple[Any, Any]:
-    """The names of an item's input and of its label; None where there is none, or where it cannot be told."""
+def _names_in(item: Mapping[Any, object]) -> tuple[Any, Any] | None:
+    """The names of an item's input and of its label, None if there is none; None where the input cannot be told."""
     label = next((name for name in LABELS if name in item), None)
     others = [name for name in item if name != label]
     inputs = others if len(others) == 1 else [name for name in INPUTS if name in others]
-    return next(iter(inputs), None), label
+    return (inputs[0], label) if inputs else None
 
 
 def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.ndarray, object]:
@@ -277,12 +262,12 @@ def _input_and_label(item: Any, names: tuple[Any, Any], title: str) -> tuple[np.
     try:
         x = item if names[0] is ITEM_ITSELF else item[names[0]]
         y = None if names[1] is None else item[names[1]]
-        values = _plain(_picture(x, title) if hasattr(x, "convert") else x)
+        values = plain(_picture(x, title) if hasattr(x, "convert") else x)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{title} is not like the first ({type(error).__name__}: {error}); all must be alike. Correct it."
         ) from error
-    label = _plain(y)
+    label = plain(y)
     return values, label.item() if label.size == 1 else label.tolist()
 
 
@@ -298,12 +283,10 @@ def _picture(image: Any, title: str) -> Any:
     return image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
 
 
-def _class_names(items: Any, names: tuple[Any, Any] | None) -> list[str] | None:
+def _class_names(items: Any, label: Any) -> list[str] | None:
     """The names of the classes where a data set says them: torchvision in `classes`, Hugging Face in its features."""
-    features = getattr(items, "features", None)
-    if isinstance(features, Mapping) and names is not None and names[1] in features:
-        found = getattr(features[names[1]], "names", None)
-    else:
-        found = getattr(items, "classes", None)
+    found, features = getattr(items, "classes", None), getattr(items, "features", None)
+    if isinstance(features, Mapping) and label in features:
+        found = getattr(features[label], "names", None)
     known = isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
     return [same_spelling(name) for name in found] if known and found else None

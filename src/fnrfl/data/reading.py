@@ -100,11 +100,10 @@ class Columns:
     def as_json(self) -> dict[str, Any]:
         """The columns as plain values."""
         inputs: list[dict[str, Any]] = [
-            {"name": name, "type": kind} for name, kind in zip(self.inputs, self.types, strict=True)
+            {"name": name, "type": kind}
+            | ({"categories": list(self.categories[name])} if name in self.categories else {})
+            for name, kind in zip(self.inputs, self.types, strict=True)
         ]
-        for column in inputs:
-            if column["name"] in self.categories:
-                column["categories"] = list(self.categories[column["name"]])
         return {"inputs": inputs, "label": self.label}
 
     @classmethod

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
-from fnrfl.data.files import IMAGE_ENDINGS, images_in, read_images, read_leaf, read_loose_images, read_npz
-from fnrfl.data.partition.by_client import in_natural_order, some_of
-from fnrfl.data.reading import ONLY_PART, PARTS, Expected, Held, RawData, Reading
+from fnrfl.data.files import IMAGE_ENDINGS, images_in, read_images, read_leaf, read_loose_images, read_npz, subfolders
+from fnrfl.data.partition.by_client import some_of, sort_key
+from fnrfl.data.reading import ONLY_PART, PARTS, Expected, Held, Reading
 from fnrfl.data.tables import read_tables
 
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
@@ -63,12 +63,12 @@ def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> H
             f"{folder} has no images in folders named by their class; it must hold <class>/<image>, an image ending in "
             f"{', '.join(sorted(IMAGE_ENDINGS))}. Sort the images into a folder for each class."
         )
-    kinds = {site.kind: site for site in sites}
+    kinds = {site.kind: site.name for site in sites}
     if len(kinds) > 1:
-        one, other = list(kinds.values())[:2]
+        first, other = ((name, kind if kind == IMAGES else f"{kind} files") for kind, name in [*kinds.items()][:2])
         raise ConfigError(
-            f"{folder} has {one.name} as {_kind_in_words(one)} and {other.name} as {_kind_in_words(other)}; all "
-            "clients must bring the same kind. Convert one of them."
+            f"{folder} has {first[0]} as {first[1]} and {other[0]} as {other[1]}; all clients must bring the same "
+            "kind. Convert one of them."
         )
     if reading.client and sites[0].name:
         raise ConfigError(
@@ -82,15 +82,12 @@ def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> H
 
 def _leaf_files(folder: Path) -> dict[str, list[Path]]:
     """LEAF's files by part: those of train/ and test/, or those that are all that a folder has; else none."""
-    parts = {part: _only_json(folder / part) for part in PARTS}
-    if parts["train"]:
-        return {part: files for part, files in parts.items() if files}
-    return {ONLY_PART: files} if (files := _only_json(folder)) else {}
-
-
-def _only_json(folder: Path) -> list[Path]:
-    inside = _entries(folder) if folder.is_dir() else []
-    return inside if all(at.suffix.lower() == LEAF_ENDING for at in inside) else []
+    found = {}
+    for part in (*PARTS, ONLY_PART):
+        inside = _entries(folder / part) if (folder / part).is_dir() else []
+        if inside and all(at.suffix.lower() == LEAF_ENDING for at in inside):
+            found[part] = inside
+    return found if "train" in found else {part: files for part, files in found.items() if part == ONLY_PART}
 
 
 def find_sites(folder: Path) -> list[Site]:
@@ -106,20 +103,18 @@ def find_sites(folder: Path) -> list[Site]:
     _refuse_other_part_names(folder, names)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{folder} has more than one file or folder for the client {twice[0]}. Leave one of them.")
-    order = {name: at for at, name in enumerate(in_natural_order(names))}
-    return sorted(found, key=lambda site: order[site.name])
+    return sorted(found, key=lambda site: sort_key(site.name))
 
 
 def _refuse_other_part_names(folder: Path, names: Sequence[str]) -> None:
     """Refuse parts of one data set under other names than train and test: they are nobody's clients."""
-    if not names or not {name.lower() for name in names} <= PART_WORDS:
-        return
-    if set(names) <= {*PARTS} or ("train" in names and set(names) <= {"train", "test", "val", "valid", "validation"}):
-        return  # whoever reads the parts says what lies beside them
-    raise ConfigError(
-        f"{folder} has {some_of(names)}, which look like parts of one data set and not like clients; its parts must be "
-        "called train and test, in lower case. Rename them, and move elsewhere what is neither."
-    )
+    beside = {"train", "test", "val", "valid", "validation"}  # whoever reads the parts says what lies beside them
+    read = {*names} <= {*PARTS} or ("train" in names and {*names} <= beside)
+    if not read and {name.lower() for name in names} <= PART_WORDS:
+        raise ConfigError(
+            f"{folder} has {some_of(names)}, which look like parts of one data set and not like clients; its parts "
+            "must be called train and test, in lower case. Rename them, and move elsewhere what is neither."
+        )
 
 
 def site_at(at: Path) -> Site | None:
@@ -139,7 +134,7 @@ def site_at(at: Path) -> Site | None:
 
 
 def _holds_classes(folder: Path) -> bool:
-    return any(map(images_in, _folders(folder)))
+    return any(map(images_in, subfolders(folder)))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -154,10 +149,6 @@ def _unused(folder: Path, sites: Sequence[Site]) -> list[str]:
     return [f"{folder} also has {some_of(others)}, which is not read."] if others else []
 
 
-def _folders(folder: Path) -> list[Path]:
-    return [at for at in folder.iterdir() if at.is_dir() and at.name[0] != "."] if folder.is_dir() else []
-
-
 def has_tables(folder: Path) -> bool:
     """Whether a folder holds the tables of clients, whose columns have names."""
     return folder.is_dir() and any(site.kind == ".csv" for site in find_sites(folder))
@@ -165,7 +156,7 @@ def has_tables(folder: Path) -> bool:
 
 def refuse_other_tables(folder: Path) -> None:
     """Refuse a folder of clients' folders whose tables have names of their own, such as north/2023.csv."""
-    folders = sorted(_folders(folder))
+    folders = subfolders(folder)
     inside = [at for client in folders for at in sorted(client.iterdir()) if at.suffix.lower() in TABLE_ENDINGS]
     if inside and not any(map(images_in, folders)):
         one, kind = inside[0], inside[0].suffix.lower()
@@ -174,10 +165,6 @@ def refuse_other_tables(folder: Path) -> None:
             f"train{kind}, and may hold test{kind}. Join the tables of each client into one file, "
             f"{one.parent.name}{kind} in {folder}, or rename them."
         )
-
-
-def _kind_in_words(site: Site) -> str:
-    return "a folder of images" if site.kind == IMAGES else f"{site.kind} files"
 
 
 # -- what sites read ---------------------------------------------------------------------------------------------------
@@ -192,13 +179,9 @@ def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Readin
         read = [read_npz(path, expected, reading) for _, _, path in files]
     else:
         read = read_tables([path for _, _, path in files], expected, reading)
-    return [(name, _one_part(part, path, raw)) for (name, part, path), raw in zip(files, read, strict=True)]
-
-
-def _one_part(part: str, path: Path, raw: RawData) -> RawData:
-    """What a file holds that is one part of a client's data, or all of it."""
-    if part == ONLY_PART:
-        return raw
-    if list(raw.parts) != [ONLY_PART]:
-        raise ConfigError(f"{path} has parts of its own; in a folder it is one part. Keep x and y in it.")
-    return replace(raw, parts={part: raw.parts[ONLY_PART]})
+    held = []
+    for (name, part, path), raw in zip(files, read, strict=True):
+        if part and list(raw.parts) != [ONLY_PART]:
+            raise ConfigError(f"{path} has parts of its own; in a folder it is one part. Keep x and y in it.")
+        held.append((name, replace(raw, parts={part: raw.parts[ONLY_PART]}) if part else raw))
+    return held

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
@@ -36,6 +37,11 @@ class TableSummary:
     label: str
     labels: tuple[str, ...]  # each label once, as it is written
 
+    @cached_property
+    def by_name(self) -> dict[str, ColumnSummary]:
+        """The columns by their names."""
+        return {column.name: column for column in self.columns}
+
     @property
     def opened(self) -> str:
         """The title at the beginning of a sentence."""
@@ -48,37 +54,31 @@ def merge_columns(tables: Sequence[TableSummary], chosen: Collection[str] = ()) 
     `chosen` are the columns that `dataset.categories` names: their categories need not repeat.
     """
     first, categories, types = tables[0], Categories(), []
-    _refuse_other_places(tables)
-    by_name = [{column.name: column for column in table.columns} for table in tables]
-    for name in by_name[0]:
-        known = [(table.title, held[name]) for table, held in zip(tables, by_name, strict=True) if held[name].known]
-        of_all = {column.type for _, column in known}
-        if "category" in of_all:
-            _refuse_numbers_beside_text(name, known)
-            categories[name] = tuple(sorted({category for _, column in known for category in column.categories}))
-            if name not in chosen:
-                whose = first.title if len(tables) == 1 else "all tables together"
-                refuse_free_text(whose, name, len(categories[name]), sum(column.known for _, column in known))
-        types.append("category" if "category" in of_all else "number" if "number" in of_all else "integer")
-    return Columns(tuple(by_name[0]), tuple(types), first.label, categories)
-
-
-def _refuse_other_places(tables: Sequence[TableSummary]) -> None:
-    """Refuse tables that have other columns than the first, or their classes in another one."""
-    first = tables[0]
     for table in tables[1:]:
         if table.label != first.label:
             raise CompatibilityError(
-                f"{first.opened} has its classes in the column {first.label} and {table.title} has its classes in the "
-                f"column {table.label}; all must have them in one column. Set dataset.label to the column of the "
-                "classes."
+                f"{first.opened} has its classes in the column {first.label} and {table.title} in the column "
+                f"{table.label}; all must have them in one column. Set dataset.label to the column of the classes."
             )
-        refuse_other_columns(
-            table.opened, [one.name for one in table.columns], [one.name for one in first.columns], first.title
-        )
+        refuse_other_columns(table.opened, [*table.by_name], [*first.by_name], first.title)
+    for name in first.by_name:
+        known = [(table.title, table.by_name[name]) for table in tables if table.by_name[name].known]
+        types.append(_merged_type(name, known))
+        if types[-1] == "category":
+            categories[name] = tuple(sorted({category for _, column in known for category in column.categories}))
+            count, cells = len(categories[name]), sum(column.known for _, column in known)
+            if name not in chosen and is_free_text(count, cells):
+                raise ConfigError(
+                    f"Column {name!r} of {first.title if len(tables) == 1 else 'all tables together'} holds "
+                    f"{counted(count, 'different text')} in {counted(cells, 'row')}; categories must repeat, twice on "
+                    f'average, and be {MAX_CATEGORIES:,} at most. Set dataset.ignore = "{name}" if it is an id, a date '
+                    f'or a remark, or dataset.categories = "{name}" if it does hold categories.'
+                )
+    return Columns(tuple(first.by_name), tuple(types), first.label, categories)
 
 
-def _refuse_numbers_beside_text(name: str, known: Sequence[tuple[str, ColumnSummary]]) -> None:
+def _merged_type(name: str, known: Sequence[tuple[str, ColumnSummary]]) -> str:
+    """The type of a column that several tables have; refused if it is text in one and numbers in another."""
     kinds = {column.type == "category": title for title, column in reversed(known)}
     if len(kinds) == 2:
         raise CompatibilityError(
@@ -86,6 +86,8 @@ def _refuse_numbers_beside_text(name: str, known: Sequence[tuple[str, ColumnSumm
             f'everywhere. Correct the cells, or set dataset.categories = "{name}" if its numbers are names of '
             "categories too."
         )
+    types = {column.type for _, column in known}
+    return next((kind for kind in ("category", "number") if kind in types), "integer")
 
 
 def merge_classes(tables: Sequence[TableSummary]) -> tuple[str, ...]:
@@ -120,7 +122,7 @@ def refuse_other_columns(
     title: str, found: Sequence[str], wanted: Sequence[str], whose: str, way_out: str = "", label: str = ""
 ) -> None:
     """Refuse data whose input columns are not those of `whose`, in any order; `title` opens the sentence."""
-    missing, unexpected = _without(wanted, found), _without(found, wanted)
+    missing, unexpected = _without(wanted, {*found}), _without(found, {*wanted})
     if not missing and not unexpected:
         return
     differ = [f"lacks {listed_columns(missing)}"] if missing else []
@@ -138,25 +140,13 @@ def refuse_other_columns(
     )
 
 
-def _without(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    known = set(others)
-    return [name for name in names if name not in known]
+def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
+    return [name for name in names if name not in others]
 
 
 def is_free_text(num_categories: int, num_cells: int) -> bool:
     """Say whether a column is free text: its cells repeat too rarely to be categories."""
     return num_categories > (FEW_CATEGORIES if 2 * num_categories > num_cells else MAX_CATEGORIES)
-
-
-def refuse_free_text(whose: str, name: str, num_categories: int, num_cells: int) -> None:
-    """Refuse text that is no category, such as names, dates and remarks."""
-    if is_free_text(num_categories, num_cells):
-        raise ConfigError(
-            f"Column {name!r} of {whose} holds {counted(num_categories, 'different text')} in "
-            f"{counted(num_cells, 'row')}; categories must repeat, twice on average, and be {MAX_CATEGORIES:,} at "
-            f'most. Set dataset.ignore = "{name}" if it is an id, a date or a remark, or dataset.categories = '
-            f'"{name}" if it does hold categories.'
-        )
 
 
 def listed_columns(names: Sequence[str]) -> str:

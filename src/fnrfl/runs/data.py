@@ -25,7 +25,7 @@ from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition.draw import draw
 from fnrfl.data.partition.holdout import Carved, carve
 from fnrfl.data.partition.saved import read_saved_split
-from fnrfl.data.partition.value import Partition
+from fnrfl.data.partition.value import Partition, partition_of
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Expected, Reading
 from fnrfl.data.scenarios import Natural, SavedSplit
@@ -143,8 +143,8 @@ def _carve(config: RunConfig, dataset: Dataset, sizes: dict[str, float]) -> tupl
     rest, classes = labels[carved.rest], dataset.num_classes
     if holders is None:
         return carved, draw(scenario, rest, config.clients, config.seed, num_classes=classes)
-    held = holders[carved.rest]  # each client has kept an example
-    return carved, natural.natural_partition(scenario, rest, held, names, config.seed, num_classes=classes)
+    held = natural.positions_by_number(holders[carved.rest], len(names))  # each client has kept an example
+    return carved, partition_of(held, rest, scenario, config.seed, classes, names)
 
 
 def with_counted_clients(config: RunConfig, partition: Partition) -> RunConfig:

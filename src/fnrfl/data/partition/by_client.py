@@ -8,16 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Ints, Ragged
 from fnrfl.core.words import printable
-from fnrfl.data.partition.value import Partition, partition_of
-from fnrfl.data.scenarios import Scenario
 
-WAYS_TO_NAME_CLIENTS = (
-    "an array `client` in the .npz, the column that dataset.client names in a .csv, a file or folder for each client, "
-    "or a third value that the function returns"
-)
 MAX_NAMED = 5  # clients that a sentence names
 _DIGITS = re.compile("([0-9]+)")
 
@@ -28,14 +21,14 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
     >>> in_natural_order(["H10", "H2", "a", "H2"])
     ['H2', 'H10', 'a']
     """
-    return sorted(set(names), key=lambda name: (_sort_key(name), name))
+    return sorted(set(names), key=sort_key)
 
 
-def _sort_key(name: str) -> list[Any]:
+def sort_key(name: str) -> tuple[list[Any], str]:
     """Text and digits in turn; digits compare as the number that they are, however long."""
     parts: list[Any] = _DIGITS.split(name)
     parts[1::2] = [(len(digits), digits or part) for part in parts[1::2] for digits in [part.lstrip("0")]]
-    return parts
+    return parts, name
 
 
 def positions_by_client(clients: Sequence[str]) -> dict[str, Ints]:
@@ -51,35 +44,10 @@ def positions_by_number(numbers: Ints, count: int) -> Ragged[Ints]:
     return Ragged(order, np.bincount(numbers[known], minlength=count))
 
 
-def natural_partition(
-    scenario: Scenario, labels: Ints, holders: Ints, names: tuple[str, ...], seed: int, *, num_classes: int
-) -> Partition:
-    """Give each example to the client that the data names: `holders` has its place in `names`."""
-    return partition_of(positions_by_number(holders, len(names)), labels, scenario, seed, num_classes, names)
-
-
 def client_numbers(clients: Sequence[str], names: Sequence[str]) -> Ints:
     """The number of each example's client, its place in `names`; -1 for a client that is not among them."""
     number = {name: at for at, name in enumerate(names)}
     return np.array([number.get(name, -1) for name in clients], dtype=np.int64)
-
-
-def names_nobody(data: str) -> ConfigError:
-    """Data of which nobody says who holds what, where the scenario asks."""
-    return ConfigError(
-        f'scenario = "natural" takes the clients that the data names, and {data} names none. Name them with '
-        f"{WAYS_TO_NAME_CLIENTS}; or choose a scenario that draws clients, such as iid."
-    )
-
-
-def left_with_nothing(data: str, clients: Sequence[str]) -> ConfigError:
-    """Clients whose every example of a part has a missing value, where those are left out."""
-    one = len(clients) == 1
-    return ConfigError(
-        f"{data}: {'client' if one else 'clients'} {some_of(clients)} {'has' if one else 'have'} no example without a "
-        'missing value, and dataset.missing = "drop" leaves the others out. Set dataset.missing = "mean", leave '
-        f"columns out with dataset.ignore, or leave {'that client' if one else 'those clients'} out."
-    )
 
 
 def some_of(names: Sequence[str]) -> str:
