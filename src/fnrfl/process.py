@@ -37,6 +37,8 @@ def isolated() -> Iterator[None]:
     """
     import numpy as np
     import torch
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
 
     with _entered(), ExitStack() as thread:
         thread.enter_context(one_intra_op_thread(_threads_of_caller()))
@@ -46,7 +48,8 @@ def isolated() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 thread.callback(torch.set_autocast_enabled, kind, True)
                 torch.set_autocast_enabled(kind, False)
-        _leave_default_device(thread)
+        if any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+            thread.enter_context(torch.device("cpu"))  # inside of the caller's default device
         if TINY == 0.0:
             thread.callback(torch.set_flush_denormal, True)
             torch.set_flush_denormal(False)
@@ -193,20 +196,3 @@ def _threads_of_caller() -> int:
     now = torch.get_num_threads()
     fresh = now == 1 and _here.depth == 1 and _process.inside > 1  # a new thread begins with what was set last
     return _process.threads if fresh else now
-
-
-def _leave_default_device(thread: ExitStack) -> None:
-    """Leave `torch.set_default_device` and `with torch.device(...)`, which see every call of torch."""
-    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
-    from torch.utils._device import DeviceContext
-
-    def replace_modes(modes: list[Any]) -> None:
-        for _ in _get_current_function_mode_stack():
-            _pop_mode()
-        for mode in modes:
-            _push_mode(mode)
-
-    modes = _get_current_function_mode_stack()
-    if any(isinstance(mode, DeviceContext) for mode in modes):
-        thread.callback(replace_modes, modes)
-        replace_modes([mode for mode in modes if not isinstance(mode, DeviceContext)])

@@ -302,26 +302,15 @@ class Net:
     def _captured(self) -> Iterator[Tree]:
         """Collect features and projection during a forward pass. Hooks live no longer than it does."""
         seen: Tree = {}
-
-        def entering(name: str) -> torch.utils.hooks.RemovableHandle:
-            return self.module.get_submodule(name).register_forward_pre_hook(
-                lambda _, args: seen.__setitem__("features", args[0])
-            )
-
-        def leaving(name: str, what: str) -> torch.utils.hooks.RemovableHandle:
-            return self.module.get_submodule(name).register_forward_hook(
-                lambda _, args, out: seen.__setitem__(what, out)
-            )
-
-        hooks = []
+        hooks, layer = [], self.module.get_submodule
         if self.feature_layer is not None:
-            hooks.append(leaving(self.feature_layer, "features"))
-        elif self.projection_head is not None:
-            hooks.append(entering(self.projection_head))
-        elif self.classifier is not None:
-            hooks.append(entering(self.classifier))
+            features = layer(self.feature_layer)
+            hooks.append(features.register_forward_hook(lambda _, args, out: seen.update(features=out)))
+        elif (name := self.projection_head or self.classifier) is not None:
+            hooks.append(layer(name).register_forward_pre_hook(lambda _, args: seen.update(features=args[0])))
         if self.projection_head is not None:
-            hooks.append(leaving(f"{self.projection_head}.project", "projection"))
+            projection = layer(f"{self.projection_head}.project")
+            hooks.append(projection.register_forward_hook(lambda _, args, out: seen.update(projection=out)))
         try:
             yield seen
         finally:
