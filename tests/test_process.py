@@ -6,6 +6,7 @@ import ast
 import gc
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -138,50 +139,50 @@ def test_threads_parse_and_read_arrays_beside_each_other(tmp_path: Path) -> None
 
 
 def _in_child(answers: Any) -> None:
-    answers.put(run(seed=1))
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which torch refuses beside a GPU"
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking while threads are there
-def test_a_forked_process_runs_after_its_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)  # as it is for whoever has two cores
-    try:
-        wanted = [run(seed=1, model="mlp(hidden=4000)", engine={"name": "loop", "threads": 2}), run(seed=1)][1]
-        context = multiprocessing.get_context("fork")
-        answers = context.SimpleQueue()
-        child = context.Process(target=_in_child, args=(answers,))
-        child.start()
-        child.join(20)
-        alive = child.is_alive()
-        child.kill()
-        assert not alive, "the child waits for threads that are its parent's"
-        assert child.exitcode == 0, "the child failed"
-        assert answers.get() == wanted
-    finally:
-        torch.set_num_threads(before)
-
-
-def _in_child_of_a_run(answers: Any) -> None:
     try:
         answers.put(run(seed=1))
     except RuntimeError as error:
         answers.put(str(error))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_process_that_was_forked_during_a_run_cannot_run() -> None:
+forks = pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, which torch refuses beside a GPU"
+)
+
+
+@contextmanager
+def forked() -> Iterator[Any]:
+    """What a child answers that was forked when this was entered."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=_in_child_of_a_run, args=(answers,))
-    with isolated():
-        child.start()
+    child = context.Process(target=_in_child, args=(answers,))
+    child.start()
+    yield answers
     child.join(20)
+    alive = child.is_alive()
     child.kill()
-    assert "forked while a run was under way" in answers.get()
+    assert not alive and child.exitcode == 0, "the child waits for threads that are its parent's, or has failed"
+
+
+@forks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking while threads are there
+def test_a_forked_process_runs_after_its_parent_has() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # as it is for whoever has two cores
+    try:
+        run(seed=1, model="mlp(hidden=4000)", engine={"name": "loop", "threads": 2})
+        wanted = run(seed=1)
+        with forked() as answers:
+            assert answers.get() == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
+@forks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_during_a_run_cannot_run() -> None:
+    with isolated(), forked() as answers:
+        assert "forked while a run was under way" in answers.get()
     assert run(seed=1)  # here all is as before
 
 
@@ -212,56 +213,48 @@ def test_settings_for_a_gpu_are_put_back_when_a_run_is_left() -> None:
 # -- filters of warnings ---------------------------------------------------------------------------------------------
 
 
-def isolated_thread() -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """A thread that is inside of `isolated` from the first event until the second."""
-    inside, leave = threading.Event(), threading.Event()
+@contextmanager
+def isolated_thread() -> Iterator[tuple[threading.Thread, threading.Event, threading.Event]]:
+    """A thread that is inside of `isolated` from the first event until the second; the filters are as before then."""
+    inside, leave, before = threading.Event(), threading.Event(), list(warnings.filters)
 
     def stay() -> None:
         with isolated():
             inside.set()
             leave.wait(10)
 
-    return threading.Thread(target=stay), inside, leave
+    thread = threading.Thread(target=stay)
+    yield thread, inside, leave
+    leave.set()
+    thread.join(10)
+    assert not thread.is_alive() and list(warnings.filters) == before
 
 
 def test_filters_of_warnings_are_as_before_whatever_threads_did_in_turns() -> None:
-    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
-    with filters_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        other.start()
-        assert not inside.wait(0.3)
-    assert inside.wait(10)
-    leave.set()
-    other.join()
-    assert list(warnings.filters) == before
+    with isolated_thread() as (other, inside, _):
+        with filters_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other.start()
+            assert not inside.wait(0.3)
+        assert inside.wait(10)
 
 
 def test_beside_a_run_nobody_waits_for_the_filters_of_warnings() -> None:
     """A run that records a step holds them for as long as a compiler takes, and others come and go meanwhile."""
-    passed = threading.Event()
-
-    def come_and_go() -> None:
-        with isolated():
-            passed.set()
-
-    other = threading.Thread(target=come_and_go)
-    with isolated(), filters_lock:
+    with isolated(), isolated_thread() as (other, inside, leave), filters_lock:
+        leave.set()
         other.start()
-        assert passed.wait(10)
-        other.join(10)
-        assert not other.is_alive()
+        assert inside.wait(10)
 
 
 def test_the_last_run_to_end_waits_until_filters_of_warnings_are_put_back() -> None:
-    before, (other, inside, leave) = list(warnings.filters), isolated_thread()
-    other.start()
-    assert inside.wait(10)
-    with filters_lock, warnings.catch_warnings():
-        leave.set()
-        other.join(0.3)
-        assert other.is_alive()
-    other.join(10)
-    assert list(warnings.filters) == before
+    with isolated_thread() as (other, inside, leave):
+        other.start()
+        assert inside.wait(10)
+        with filters_lock, warnings.catch_warnings():
+            leave.set()
+            other.join(0.3)
+            assert other.is_alive()
 
 
 def test_whoever_changes_the_filters_of_warnings_holds_their_lock() -> None:
@@ -317,11 +310,10 @@ def numpy_raises() -> Iterator[None]:
 @contextmanager
 def default_device() -> Iterator[None]:
     torch.set_default_device("meta")
-    try:
-        yield
-        assert torch.zeros(1).device.type == "meta"
-    finally:
-        torch.set_default_device(None)
+    yield
+    device = torch.zeros(1).device.type
+    torch.set_default_device(None)
+    assert device == "meta"
 
 
 SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -396,3 +388,34 @@ def test_a_loop_of_ones_own_may_call_from_any_gradient_mode(mode: Callable[[], A
     found = refined()
     mode = nullcontext
     assert torch.equal(found, refined())
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+BEFORE_1970 = """
+import time
+time.time = lambda: -3e8
+time.time_ns = lambda: -3 * 10**17
+def sleep(seconds):
+    raise SystemExit("the run sleeps by the clock")
+time.sleep = sleep
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="git is a script here")
+def test_a_run_ends_with_a_clock_before_1970(tmp_path: Path) -> None:
+    """A run does not ask what time it is: a clock that stands still changes nothing."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BEFORE_1970)
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text("#!/bin/sh\nexec >&- 2>&-\nsleep 1\nexit 1\n")  # it says nothing more, and does not end at once
+    git.chmod(0o755)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path]),
+        "PATH": os.pathsep.join([str(git.parent), os.environ["PATH"]]),
+    }
+    for words in ("run digits rounds=1 clients=2 client.epochs=1 fnr=on -o run", "evaluate run digits"):
+        command = [sys.executable, "-m", "fnrfl", *words.split()]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, multi_head_attention_forward
 
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.values import Shapes
-
-Calls = list[tuple[str, tuple[Tensor, ...]]]  # layers in the order in which they were called, and with what
 
 
 class Masked(nn.Module):
@@ -145,17 +142,3 @@ def take_out(module: nn.Module) -> None:
             layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
             del layer.uniform
             layer._non_persistent_buffers_set.discard("uniform")
-
-
-def shapes(module: nn.Module, two: Calls, three: Calls) -> Shapes:
-    """Of the masks of one example, by the name of their buffer; from what each layer with a mask was called with."""
-    found: Shapes = {}
-    for (name, small), (_, large) in zip(two, three, strict=True):
-        if f"{name}.uniform" in found:
-            raise CompatibilityError(
-                f"The dropout layer {name} is called twice in one forward pass. Use one nn.Dropout per call."
-            )
-        layer = module.get_submodule(name)
-        assert isinstance(layer, Masked)
-        found[f"{name}.uniform"] = layer.receive(name, small, large)
-    return found

@@ -7,13 +7,15 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
-from fnrfl.core import masks
 from fnrfl.core.errors import CompatibilityError
-from fnrfl.core.masks import Calls, Masked
+from fnrfl.core.masks import Masked
 from fnrfl.core.trees import Tree, under
 from fnrfl.core.values import Shapes
 from fnrfl.core.words import INPUT_SCALE
+
+Calls = list[tuple[str, tuple[Tensor, ...]]]  # layers in the order in which they were called, and with what
 
 
 class ProjectionHead(nn.Module):
@@ -64,20 +66,27 @@ class InputScale(nn.Module):
         return (x - self.mean) / self.std
 
 
-def last_linear(module: nn.Module, example: Tensor) -> str | None:
-    """Name of the Linear that the forward pass calls last."""
-    called: list[str] = []
-    hooks = [
-        m.register_forward_hook(lambda *_, name=name: called.append(name))
-        for name, m in module.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
+def calls(module: nn.Module, example: Tensor, kind: type[nn.Module]) -> Calls:
+    """Layers of a kind in the order in which a forward pass calls them, and with what."""
+    seen: Calls = []
+
+    def watch(name: str, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((name, (*args, *kwargs.values()))), with_kwargs=True
+        )
+
+    hooks = [watch(name, layer) for name, layer in module.named_modules() if isinstance(layer, kind)]
     try:
         checked_forward(module, example)
     finally:
         for hook in hooks:
             hook.remove()
-    return called[-1] if called else None
+    return seen
+
+
+def last_linear(module: nn.Module, example: Tensor) -> str | None:
+    """Name of the Linear that the forward pass calls last."""
+    return next((name for name, _ in reversed(calls(module, example, nn.Linear))), None)
 
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
@@ -146,27 +155,20 @@ def refuse_random(module: nn.Module, example: Tensor, dropouts: Shapes) -> None:
 
 
 def mask_shapes(module: nn.Module, example: Tensor) -> Shapes:
-    """Shapes of dropout masks: layers are watched with two examples and with three."""
-
-    def inputs(x: Tensor) -> Calls:
-        seen: Calls = []
-        layers = [(n, m) for n, m in module.named_modules() if isinstance(m, Masked)]
-        hooks = [
-            m.register_forward_pre_hook(
-                lambda _, args, kwargs, n=n: seen.append((n, (*args, *kwargs.values()))), with_kwargs=True
+    """Shapes of one example's masks, by the name of their buffer: layers are watched with two examples and three."""
+    two, three = (torch.cat([example[:1]] * number) for number in (2, 3))  # as a batch lies in memory
+    found: Shapes = {}
+    if not (small := calls(module, two, Masked)):
+        return found
+    for (name, few), (_, more) in zip(small, calls(module, three, Masked), strict=True):
+        if f"{name}.uniform" in found:
+            raise CompatibilityError(
+                f"The dropout layer {name} is called twice in one forward pass. Use one nn.Dropout per call."
             )
-            for n, m in layers
-        ]
-        try:
-            checked_forward(module, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen
-
-    copies = lambda number: torch.cat([example[:1]] * number)  # noqa: E731 - as a batch lies in memory
-    two = inputs(copies(2))
-    return masks.shapes(module, two, inputs(copies(3))) if two else {}
+        layer = module.get_submodule(name)
+        assert isinstance(layer, Masked)
+        found[f"{name}.uniform"] = layer.receive(name, few, more)
+    return found
 
 
 def named_layer(module: nn.Module, name: str | None) -> str | None:

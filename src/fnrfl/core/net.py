@@ -209,10 +209,6 @@ class Net:
 
     def pack(self, named: Tree) -> tuple[Flat, Tree]:
         """The inverse of naming: parameters and buffers by name as a flat vector and buffers."""
-        self._check_named(named)
-        return self._flat(named), {n: named[n] for n in self._buffers}
-
-    def _check_named(self, named: Tree) -> None:
         buffers = dict(self.module.named_buffers())
         wanted = {k: tuple(v) for k, v in self.shapes.items()} | {n: tuple(buffers[n].shape) for n in self._buffers}
         for name, shape in wanted.items():
@@ -223,6 +219,7 @@ class Net:
                     f"model needs it with shape {list(shape)}. They belong to another model; put the file back as it "
                     "was, or the model's code."
                 )
+        return self._flat(named), {n: named[n] for n in self._buffers}
 
     def _flat(self, named: Mapping[str, Tensor]) -> Flat:
         last = lambda v: v.permute(0, 2, 3, 1) if self.channels_last and v.ndim == 4 else v  # noqa: E731
