@@ -136,10 +136,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep the run directories here")
     given = parser.parse_args()
     folder = given.out or Path(tempfile.mkdtemp(prefix="fnrfl-kill-"))
-    began = time.monotonic()
-    wanted = finished(
-        folder / "whole", "run", *RECIPE, f"rounds={given.rounds}", *EVERY, "--out", str(folder / "whole")
-    )
+    began, whole = time.monotonic(), folder / "whole"
+    wanted = finished(whole, "run", *RECIPE, f"rounds={given.rounds}", *EVERY, "--out", str(whole))
     seconds = time.monotonic() - began
     print(f"uninterrupted: {given.rounds} rounds, {seconds:.1f} s, {wanted[0]}", flush=True)
     short = ("run", *RECIPE, "rounds=2", f"seed={OLD_SEED}", "--out", str(folder / "old"))

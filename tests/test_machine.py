@@ -201,23 +201,18 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=name, config=config, fault=fault, after=moment, every=st.sampled_from(["0", "1000"]))
     def overwrite(self, name: str, config: int, fault: str, after: int, every: str) -> None:
-        old = self.known.get(name)
+        old, new = self.known.get(name), Known(config, self.version, finished=False)
         arguments = ("run", "digits", *COMMON, *CONFIGS[config], "-o", f"runs/{name}", "--overwrite")
         got = self.call(*arguments, "--checkpoint-every", every, fault=fault, after=after)
-        new = Known(config, self.version, finished=False)
-        if old is not None and old.tainted and (got is None or got.exit_code):
+        cut_short = got is None or got.exit_code != 0
+        if old is not None and old.tainted and cut_short:
             # Perhaps it no longer passes for a run and is left alone; perhaps the new run is there, cut short.
             self.known[name] = replace(new, tainted=True) if self.is_log_of(name, new) else old
             return
-        same = old is not None and old.config == config and (got is None or got.exit_code != 0)
-        if same and old is not None and old.version != self.version:
-            # The same config on other data: only the log can tell which of the two is there.
-            log = (Path("runs") / name / "events.jsonl").read_text()
-            data = json.loads(log.partition("\n")[0])["data"]["sha256"]
-            of_old = data == self.checksum(old)
-            self.look(name, old if of_old else new)
+        if old is not None and old.config == config and cut_short:  # the log can tell which of the two is there
+            self.look(name, old if old.version == self.version or self.is_log_of(name, old) else new)
         else:
-            self.look(name, *([old] if same else [new, old]))
+            self.look(name, new, old)
         if fault == "none":
             assert got is not None and got.exit_code == 0, got.output
             assert self.known[name] == replace(new, finished=True)
@@ -225,16 +220,12 @@ class Machine(RuleBasedStateMachine):
     def is_log_of(self, name: str, one: Known) -> bool:
         """Whether the log under a name is that of a run."""
         log = Path("runs") / name / "events.jsonl"
-        if not log.is_file():  # a pipe would wait for whoever writes to it
-            return False
         try:
-            first = json.loads(log.read_text().partition("\n")[0])
-            return [first["data"]["sha256"], first["config"]["seed"]] == [
-                self.checksum(one),
-                configured(one.config).seed,
-            ]
+            first = json.loads(log.read_text().partition("\n")[0]) if log.is_file() else {}  # a pipe would wait
+            found = first["data"]["sha256"], first["config"]["seed"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
+        return found == (self.checksum(one), configured(one.config).seed)
 
     @rule(name=name, fault=fault, after=moment)
     def resume(self, name: str, fault: str, after: int) -> None:
