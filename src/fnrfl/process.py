@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -41,15 +40,19 @@ def isolated() -> Iterator[None]:
     from torch.utils._device import DeviceContext
 
     with _entered(), ExitStack() as thread:
-        thread.enter_context(one_intra_op_thread(_threads_of_caller()))
+        threads = torch.get_num_threads()
+        fresh = threads == 1 and _here.depth == 1 and _process.inside > 1  # a new thread begins with what was set last
+        thread.enter_context(one_intra_op_thread(_process.threads if fresh else threads))
         thread.enter_context(torch.inference_mode(False))  # gradients are on too
         thread.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 thread.callback(torch.set_autocast_enabled, kind, True)
                 torch.set_autocast_enabled(kind, False)
-        if any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
-            thread.enter_context(torch.device("cpu"))  # inside of the caller's default device
+        modes = _get_current_function_mode_stack()
+        if any(isinstance(mode, DeviceContext) for mode in modes):  # a default device, which sees every call of torch
+            thread.callback(_set_function_modes, modes)
+            _set_function_modes([mode for mode in modes if not isinstance(mode, DeviceContext)])
         if TINY == 0.0:
             thread.callback(torch.set_flush_denormal, True)
             torch.set_flush_denormal(False)
@@ -86,18 +89,9 @@ def until_left(setting: AbstractContextManager[object]) -> None:
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the whole process, and the value that a run needs."""
-
-    wanted: Any
-    get: Callable[[], Any]
-    set: Callable[[Any], object]
-
-
 @cache
-def settings() -> tuple[Setting, ...]:
-    """Return the settings of the whole process that a run puts aside."""
+def settings() -> tuple[tuple[Any, Callable[[], Any], Callable[[Any], object]], ...]:
+    """List settings of the whole process that a run puts aside: (the value that it needs, how to get and set it)."""
     import torch
 
     def matmul_precision() -> str:
@@ -106,22 +100,23 @@ def settings() -> tuple[Setting, ...]:
         except RuntimeError:  # set through a newer way, which is oneDNN's below
             return "highest"
 
-    def onednn(part: Any) -> Setting:  # "none" and "ieee" are exact
+    def onednn(part: Any) -> tuple[Any, ...]:  # "none" and "ieee" are exact
         get = lambda: str(part.fp32_precision).replace("none", "ieee")  # noqa: E731
-        return Setting("ieee", get, lambda value: setattr(part, "fp32_precision", value))
+        return "ieee", get, lambda value: setattr(part, "fp32_precision", value)
 
-    cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
+    cuda, mkldnn, c = torch.backends.cuda, torch.backends.mkldnn, torch._C
     parts: tuple[Any, ...] = (mkldnn.matmul, mkldnn.conv, mkldnn.rnn)  # type: ignore[attr-defined]
-    return (
-        Setting(torch.float32, torch.get_default_dtype, torch.set_default_dtype),
-        Setting(0, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    rows: tuple[Any, ...] = (
+        (torch.float32, torch.get_default_dtype, torch.set_default_dtype),
+        (0, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         *map(onednn, parts),
-        Setting("highest", matmul_precision, torch.set_float32_matmul_precision),
-        Setting(True, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-        Setting(True, cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-        Setting(True, cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-        Setting(True, cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        ("highest", matmul_precision, torch.set_float32_matmul_precision),
+        (True, c._get_mkldnn_enabled, c._set_mkldnn_enabled),
+        (True, cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        (True, cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        (True, cuda.math_sdp_enabled, cuda.enable_math_sdp),
     )
+    return rows
 
 
 class _Process:
@@ -129,11 +124,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # not filters_lock, which a run that records a step holds until it is compiled
-        self.inside, self.threads, self.forked_inside = 0, 1, False
+        self.inside, self.threads, self.number = 0, 1, os.getpid()
         self.found = ExitStack()
-
-    def forked(self) -> None:
-        self.forked_inside = self.forked_inside or self.inside > 0
 
 
 class _Here(threading.local):
@@ -144,8 +136,6 @@ class _Here(threading.local):
 
 
 _process, _here = _Process(), _Here()
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=lambda: _process.forked())
 
 
 @contextmanager
@@ -153,14 +143,14 @@ def _entered() -> Iterator[None]:
     """Count an entry: the first of the process sets its settings, the last to leave puts back what there was."""
     import torch
 
-    if _process.forked_inside:
+    if _process.inside and _process.number != os.getpid():
         raise RuntimeError(
             "This process was forked while a run was under way, so fnrfl cannot run in it. Fork before or after the "
             'run, or start the process with multiprocessing.get_context("spawn").'
         )
     with _process.lock:
         if not _process.inside:
-            _process.threads = torch.get_num_threads()
+            _process.threads, _process.number = torch.get_num_threads(), os.getpid()
             with filters_lock:
                 _set_all(_process.found)
         _process.inside += 1
@@ -183,16 +173,16 @@ def _set_all(found: ExitStack) -> None:
     filters: Any = warnings.filters
     filters[:] = [("default" if action == "error" else action, *rest) for action, *rest in filters]
     warnings.simplefilter("default", append=True)  # what holds anyway; Python notices the change of the others
-    for setting in settings():
-        if (now := setting.get()) != setting.wanted:
-            found.callback(setting.set, now)
-            setting.set(setting.wanted)
+    for wanted, get, put in settings():
+        if (now := get()) != wanted:
+            found.callback(put, now)
+            put(wanted)
 
 
-def _threads_of_caller() -> int:
-    """Return the caller's `torch.get_num_threads()`, not the 1 that another run has set."""
-    import torch
+def _set_function_modes(modes: list[Any]) -> None:
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-    now = torch.get_num_threads()
-    fresh = now == 1 and _here.depth == 1 and _process.inside > 1  # a new thread begins with what was set last
-    return _process.threads if fresh else now
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
