@@ -217,17 +217,12 @@ def test_a_closed_output_saves_the_round(
     assert left(folder) == []
 
 
-def test_both_outputs_closed_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closed("stdout", monkeypatch), closed("stderr", monkeypatch):
-        assert called(*RUN) == 141
-
-
-def test_commands_that_only_print_end_quietly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with closed("stdout", monkeypatch):
         for words in (["list", "keys"], ["list", "algorithms", "--json"], ["run", "--dry-run"]):
             assert called(*words) == 141
+        with closed("stderr", monkeypatch):
+            assert called(*RUN) == 141
     assert capsys.readouterr().err == ""
 
 
@@ -332,12 +327,12 @@ def test_one_failing_run_stops_no_other(
 def test_who_failed_comes_last_the_next_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = failing(RuntimeError("mine"), monkeypatch)
     cells = compare.grid(None, list(GRID[1:4]), ["algorithm=fedprox,fedavg,scaffold"], [0])
+
+    def stop(notice: compare.Notice) -> None:
+        if notice.what == "failed":
+            raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:  # the first time somebody stops it after the failure
-
-        def stop(notice: compare.Notice) -> None:
-            if notice.what == "failed":
-                raise KeyboardInterrupt
-
         patch.setattr("fnrfl.results.compare.running.write_tables", lambda *a: None)
         with pytest.raises(KeyboardInterrupt):
             compare.compare(cells, "grid", progress=stop)

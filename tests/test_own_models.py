@@ -34,25 +34,27 @@ def pictures() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 2, 6, 6, generator=draw)[y] + torch.randn(240, 2, 6, 6, generator=draw), y
 
 
-class Branch(nn.Module):
+class Own(nn.Module):
+    """Layers of a user's, and what is computed with them."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, x)
+
+
+def branch() -> nn.Module:
     """Looks at the numbers to decide what to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(72, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        return self.out(x if x.mean() > 0 else x * 2)
+    return Own(lambda net, x: net.out(x.flatten(1) * (1 if x.mean() > 0 else 2)), out=nn.Linear(72, 4))
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.layer, self.out = kind(12, 6, batch_first=True), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layer(x.flatten(2).reshape(len(x), 6, 12))[0][:, -1])
+def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
+    last = lambda net, x: net.out(net.layer(x.flatten(2).reshape(len(x), 6, 12))[0][:, -1])  # noqa: E731
+    return Own(last, layer=kind(12, 6, batch_first=True), out=nn.Linear(6, 4))
 
 
 class Keeps(nn.Module):
@@ -67,15 +69,16 @@ class Keeps(nn.Module):
         return self.out(self.seen)
 
 
-class Viewed(nn.Module):
+def viewed(how: str = "view") -> nn.Module:
     """As in many tutorials: `view` after a convolution, which needs torch's usual memory order."""
+    compute = lambda net, x: net.out(getattr(F.relu(net.conv(x)), how)(-1, 64))  # noqa: E731
+    return Own(compute, conv=nn.Conv2d(2, 4, 3), out=nn.Linear(64, 4))
 
-    def __init__(self, how: str = "view") -> None:
-        super().__init__()
-        self.how, self.conv, self.out = how, nn.Conv2d(2, 4, 3), nn.Linear(64, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(getattr(F.relu(self.conv(x)), self.how)(-1, 64))
+def pointwise(how: str = "view") -> nn.Module:
+    """A `view` after a 1x1 convolution, which is a matrix product where clients step together."""
+    compute = lambda net, x: net.out(getattr(F.relu(net.conv(x)), how)(-1, 144))  # noqa: E731
+    return Own(compute, conv=nn.Conv2d(2, 4, 1), out=nn.Linear(144, 4))
 
 
 def assert_alike(one: fnrfl.Result, other: fnrfl.Result, rtol: float, atol: float) -> None:
@@ -94,16 +97,16 @@ def trained(model: Any, **keys: Any) -> fnrfl.Result:
 
 def mlp() -> nn.Module:
     """Called as one of fnrfl's models."""
-    return Branch()
+    return branch()
 
 
-@pytest.mark.parametrize("make", [Branch, lambda: Recurrent(nn.LSTM), mlp], ids=["branch", "lstm", "mlp"])
+@pytest.mark.parametrize("make", [branch, lambda: recurrent(nn.LSTM), mlp], ids=["branch", "lstm", "mlp"])
 def test_clients_that_cannot_step_together(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     assert trained(make).config.engine.name == "loop"
     assert any("one after another" in notice for notice in caplog.messages)
 
 
-@pytest.mark.parametrize("make", [lambda: Recurrent(nn.GRU), dense, Keeps], ids=["gru", "dense", "keeps"])
+@pytest.mark.parametrize("make", [lambda: recurrent(nn.GRU), dense, Keeps], ids=["gru", "dense", "keeps"])
 def test_clients_that_can_step_together(make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     assert trained(make).config.engine.name == "batched" and not caplog.messages
 
@@ -123,29 +126,18 @@ def test_other_threads_and_a_full_memory_decide_nothing(monkeypatch: pytest.Monk
 
 def test_an_engine_that_cannot_train_a_model_says_so() -> None:
     with pytest.raises(CompatibilityError, match=r'engine = "batched" trains several.*Set engine = "loop" or "auto"'):
-        trained(Branch, engine="batched")
+        trained(branch, engine="batched")
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_a_view_after_a_convolution(engine: str) -> None:
-    assert_alike(*(trained(lambda how=how: Viewed(how), engine=engine) for how in ("view", "reshape")), 1e-4, 1e-6)
-
-
-class Pointwise(Viewed):
-    """A `view` after a 1x1 convolution, which is a matrix product where clients step together."""
-
-    def __init__(self, how: str = "view") -> None:
-        super().__init__(how)
-        self.conv, self.out = nn.Conv2d(2, 4, 1), nn.Linear(144, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(getattr(F.relu(self.conv(x)), self.how)(-1, 144))
+    assert_alike(*(trained(lambda how=how: viewed(how), engine=engine) for how in ("view", "reshape")), 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
-@pytest.mark.parametrize("kind", [Viewed, Pointwise])
+@pytest.mark.parametrize("kind", [viewed, pointwise])
 def test_layers_that_clients_share_give_what_can_be_viewed(
-    kind: type[Viewed], compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[str], nn.Module], compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: in bf16 convolutions are kernels of fnrfl's own, with channels last in memory."""
     monkeypatch.setattr(convolution, "_has_kernels", lambda device: True)
@@ -178,7 +170,7 @@ def test_the_trial_step_for_a_gpu_is_taken_as_a_gpu_takes_it(monkeypatch: pytest
     monkeypatch.setattr(setup_engine, "_step_of_two", seen)
     monkeypatch.setattr(gpus, "found_devices", lambda: [torch.device("cpu")])
     config = load("digits", ["model=my:net"])
-    for make, engine in ((dense, "batched"), (dense, "gpu"), (lambda: Recurrent(nn.GRU), "gpu")):
+    for make, engine in ((dense, "batched"), (dense, "gpu"), (lambda: recurrent(nn.GRU), "gpu")):
         assert setup_engine.vmap_failure(config, Net(make(), torch.zeros(2, 2, 6, 6)), engine, loops=True) is None
     assert tried == [(False, True), (True, True), (True, False)]  # with shared layers; recurrent ones without cuDNN
     assert cudnn.enabled
@@ -190,43 +182,31 @@ def test_a_gpu_that_is_not_there_is_what_a_trial_step_says(monkeypatch: pytest.M
         trained(dense, engine="gpu")
 
 
-class Frames(nn.Module):
+def frames() -> nn.Module:
     """Makes one axis of the batch and another, as for films."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Linear(128, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.conv(x.view(2 * len(x), 1, 6, 6)).reshape(len(x), -1))
+    compute = lambda net, x: net.out(net.conv(x.view(2 * len(x), 1, 6, 6)).reshape(len(x), -1))  # noqa: E731
+    return Own(compute, conv=nn.Conv2d(1, 4, 3), out=nn.Linear(128, 4))
 
 
 def test_a_model_may_join_the_batch_with_another_axis() -> None:
-    assert trained(Frames).config.engine.name == "loop"
+    assert trained(frames).config.engine.name == "loop"
 
 
-class Floats(nn.Module):
+def floats() -> nn.Module:
     """Makes tensors of its own in float32."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.layer, self.out = nn.Conv2d(3, 4, 3), nn.GRU(16, 6, batch_first=True), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(net: Any, x: Tensor) -> Tensor:
         place = torch.linspace(-1, 1, 6).expand(len(x), 1, 6, 6)
-        x = self.conv(torch.cat([x.float(), place], 1))
-        return self.out(self.layer(x.flatten(2), torch.zeros(1, len(x), 6))[0][:, -1])
+        x = net.conv(torch.cat([x.float(), place], 1))
+        return net.out(net.layer(x.flatten(2), torch.zeros(1, len(x), 6))[0][:, -1])
+
+    return Own(compute, conv=nn.Conv2d(3, 4, 3), layer=nn.GRU(16, 6, batch_first=True), out=nn.Linear(6, 4))
 
 
-class Numbered(nn.Module):
+def numbered() -> nn.Module:
     """Inputs are numbers of rows in a table, as fractions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.conv, self.out = nn.Embedding(1000, 2), nn.Conv2d(2, 4, 3), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.conv(self.table(x.long()).permute(0, 3, 1, 2)).mean((2, 3)))
+    compute = lambda net, x: net.out(net.conv(net.table(x.long()).permute(0, 3, 1, 2)).mean((2, 3)))  # noqa: E731
+    return Own(compute, table=nn.Embedding(1000, 2), conv=nn.Conv2d(2, 4, 3), out=nn.Linear(4, 4))
 
 
 def as_on_a_gpu(module: nn.Module, example: Tensor, *, autocast: bool = True) -> Net:
@@ -234,14 +214,14 @@ def as_on_a_gpu(module: nn.Module, example: Tensor, *, autocast: bool = True) ->
 
 
 def test_in_bf16_a_model_may_make_tensors_of_its_own() -> None:
-    setup_engine._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6)))
+    setup_engine._step_of_two(as_on_a_gpu(floats(), torch.zeros(2, 2, 6, 6)))
     with pytest.raises(RuntimeError, match="type"):
-        setup_engine._step_of_two(as_on_a_gpu(Floats(), torch.zeros(2, 2, 6, 6), autocast=False))
+        setup_engine._step_of_two(as_on_a_gpu(floats(), torch.zeros(2, 2, 6, 6), autocast=False))
 
 
 def test_bf16_rounds_no_inputs_of_a_model_of_ones_own() -> None:
     """999 would be 1000."""
-    module, x = Numbered(), torch.full((2, 6, 6), 999.0)
+    module, x = numbered(), torch.full((2, 6, 6), 999.0)
     net = as_on_a_gpu(module, x)
     logits = net.eval_forward(*net.flatten(), x).logits
     torch.testing.assert_close(logits, module.eval()(x), rtol=0.05, atol=0.02)
@@ -296,7 +276,7 @@ def test_a_model_that_does_not_compute_in_bf16_has_float32(monkeypatch: pytest.M
     assert precision == "float32" and notice.startswith("engine.precision = auto is float32")
     with pytest.raises(CompatibilityError, match='engine.precision = "bf16" does not go with model = "my:net"'):
         setup_engine._precision_that_can(with_keys(config, {"engine.precision": "bf16"}), net, "gpu")
-    fine = Net(Viewed(), torch.zeros(2, 2, 6, 6), channels_last=True, autocast=True)
+    fine = Net(viewed(), torch.zeros(2, 2, 6, 6), channels_last=True, autocast=True)
     assert setup_engine._precision_that_can(config, fine, "gpu") == ("bf16", ())
 
 
@@ -308,16 +288,11 @@ def test_a_convolution_of_one_example_without_its_batch(size: int) -> None:
     torch.testing.assert_close(shared(x), layer(x))
 
 
-class Mobile(nn.Module):
+def mobile() -> nn.Module:
     """A depthwise convolution and GroupNorm, as in nets for small devices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.depthwise = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.norm, self.out = nn.GroupNorm(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.hardswish(self.norm(self.depthwise(F.relu(self.first(x))))).mean((2, 3)))
+    compute = lambda net, x: net.out(F.hardswish(net.norm(net.deep(F.relu(net.first(x))))).mean((2, 3)))  # noqa: E731
+    first, deep = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    return Own(compute, first=first, deep=deep, norm=nn.GroupNorm(4, 8), out=nn.Linear(8, 4))
 
 
 class Patches(nn.Module):
@@ -335,10 +310,10 @@ class Patches(nn.Module):
 
 
 IMAGE_MODELS = {
-    "viewed": Viewed, "pointwise": Pointwise, "mobile": Mobile, "patches": Patches, "frames": Frames,
+    "viewed": viewed, "pointwise": pointwise, "mobile": mobile, "patches": Patches, "frames": frames,
     "own-norm": with_own_norm, "named-norm": lambda: with_norm(NamedNorm),
 }  # fmt: skip
-MODELS = {"lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU), "dense": dense, **IMAGE_MODELS}
+MODELS = {"lstm": lambda: recurrent(nn.LSTM), "gru": lambda: recurrent(nn.GRU), "dense": dense, **IMAGE_MODELS}
 
 
 @pytest.mark.parametrize("name", ["mobile", "patches"])

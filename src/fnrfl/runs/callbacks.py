@@ -130,7 +130,6 @@ def _name(callback: object) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """Return an error as a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(". ") + "."
 
 

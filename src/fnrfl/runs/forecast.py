@@ -183,7 +183,6 @@ def _seconds_per_step(built: Built, clients: Tensor, task: LocalTask) -> float:
 
 
 def _seconds_per_look(built: Built) -> float:
-    """Seconds of one forward pass of one example."""
     state, test = State(*built.net.flatten()), built.splits.test
 
     def timed(count: int) -> float:
@@ -205,7 +204,6 @@ def _least(timed: Callable[[int], float], few: int, many: int) -> float:
 
 
 def _peak() -> int | None:
-    """Return the most memory that this process has used so far."""
     try:
         import resource
     except ImportError:  # Windows

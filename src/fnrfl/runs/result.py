@@ -232,7 +232,6 @@ class Result(RunMetrics):
 
 
 def _add_tensors(digest: hashlib._Hash, named: Tree) -> None:
-    """Names, types, shapes and bytes of some tensors."""
     for name, tensor in sorted(named.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().numpy().tobytes())

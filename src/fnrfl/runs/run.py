@@ -226,7 +226,6 @@ class RunLog:
 
 
 def _train(log: RunLog, told: Listeners, phase: Phase | None) -> Result:
-    """Train all rounds that are still to come."""
     built, state, config, engine = log.built, log.state, log.built.config, log.built.engine
     metered = Metered(engine, phase or (lambda name: None), engine.clock)
     every = log.checkpoint_every if built.connection is None else 0.0  # clients on other machines keep two rounds

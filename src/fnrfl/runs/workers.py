@@ -62,7 +62,6 @@ def refuse_elsewhere(config: RunConfig, passed: PassedObjects, on: On) -> None:
 
 
 def _check_installed() -> None:
-    """Refuse to go on without Ray."""
     if find_spec("ray") is None:
         raise CompatibilityError("Ray is not installed. Install it: pip install 'fnrfl[ray]'.")
 

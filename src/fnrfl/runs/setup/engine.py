@@ -320,7 +320,6 @@ def build_trainer(config: RunConfig, net: Net, pool: Pool) -> Trainer:
 
 
 def _layout(config: RunConfig, net: Net, pool: Pool, scratch: Path | None) -> Layout:
-    """Return how a resolved config uses the machine."""
     at_once, on_gpu = int(config.engine.clients_at_once), config.engine.name == "gpu"
     return Layout(
         threads=min(int(config.engine.threads), max(at_once, os.cpu_count() or 1)),  # each holds a net
@@ -356,7 +355,6 @@ def ask_for_scaling(parts: RunParts, connection: RunNetwork | None = None) -> Sc
 
 
 def _gpus(config: RunConfig) -> list[torch.device]:
-    """Return the GPUs that a run uses."""
     devices, asked = found_devices(), int(config.engine.threads)
     if len(devices) < asked:
         raise CompatibilityError(

@@ -48,7 +48,7 @@ def build_net(
         model_errors(config, f"cannot be called with examples of shape {list(input_shape)}"),
     ):
         # Two examples: a few models need more than one to compute their shapes.
-        module = _keeping_padding(_build_module(config, input_shape, num_classes, passed))
+        module = _build_module(config, input_shape, num_classes, passed)
         example = torch.zeros(2, *input_shape, dtype=torch.int64)
         tokens = integers and _takes(copy.deepcopy(module).to(dtype), example)
         first = example if tokens else example.float()
@@ -75,27 +75,20 @@ def build_net(
     return net
 
 
-def _build_module(
-    config: RunConfig, input_shape: tuple[int, ...], num_classes: int, passed: PassedObjects
-) -> nn.Module:
-    """Build the module that a config names, or copy the one that was passed, in float32 as all are at first."""
-    name = config.model.name
-    model = passed.find("model", name)
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model).float()
-    module = unwrapped(build_model(name, input_shape, num_classes, model))
-    for layer in module.modules():
-        layer._compiled_call_impl = None  # of `module.compile()`; a copy has none
-    return module
+def _build_module(config: RunConfig, shape: tuple[int, ...], num_classes: int, passed: PassedObjects) -> nn.Module:
+    """Build the module that a config names, or copy the one that was passed, in float32 as all are at first.
 
-
-def _keeping_padding(module: nn.Module) -> nn.Module:
-    """Return the module, its transformers computing in eval mode what they do in train mode.
-
-    In eval mode alone torch's TransformerEncoder cuts padding out: it answers 0 there, fails where an example is
-    nothing but padding, and cannot be batched over clients. The model that comes out of a run has this off as well.
+    Its transformers compute in eval mode what they do in train mode: in eval mode alone torch's TransformerEncoder cuts
+    padding out. It answers 0 there, fails where an example is nothing but padding, and cannot be batched over clients.
+    The model that comes out of a run has this off as well.
     """
+    model = passed.find("model", config.model.name)
+    if isinstance(model, nn.Module):
+        module = copy.deepcopy(model).float()
+    else:
+        module = unwrapped(build_model(config.model.name, shape, num_classes, model))
     for layer in module.modules():
+        layer._compiled_call_impl = None  # of `module.compile()`
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False
     return module
