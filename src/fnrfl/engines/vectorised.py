@@ -151,12 +151,13 @@ def _train_group(
         shape, live = turn.shape, len(turn.at)
         program = programs.get((device, shape)) or _plain_program(job, worker)
         some, start, own = trees.rows((carry, fixed.start, fixed.own), turn.where)
+        read = fixed._replace(start=start, own=own)
         for a, b in stretches(job, pool, turn.steps, shape.width):
             at = {m: first + a for m, first in turn.at.items()}
             batches = job.batches(
                 at, b - a, worker.feed, idle=shape.width - live, padded_to=shape.size if shape.pads else None
             )
-            stepped = program(some, fixed._replace(start=start, own=own), batches).to(pool.net.device)
+            stepped = program(some, read, batches).to(pool.net.device)
             for m, loss in zip(at, stepped.unbind(1), strict=False):
                 losses[m].append(loss)
         if not isinstance(turn.where, slice):  # rows that were copied
