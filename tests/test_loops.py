@@ -127,13 +127,6 @@ def test_class_norms_leave_the_model_as_it_was() -> None:
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
 
 
-def test_an_error_gives_the_modes_back() -> None:
-    model = made()
-    with pytest.raises(RuntimeError):
-        class_norms(model, [(torch.zeros(4, NUM_FEATURES + 1, dtype=torch.float64), torch.zeros(4))])
-    assert all(layer.training for layer in model.modules())
-
-
 def test_a_class_without_examples_has_norm_zero() -> None:
     x, y = public()
     norms = class_norms(made(), [(x[y != 2], y[y != 2])], num_classes=6)
@@ -152,15 +145,20 @@ def test_features_may_be_another_layer() -> None:
 
 
 def test_any_iterable_will_do() -> None:
-    x, y = public()
-    model = made()
-    lazily: Iterator[tuple[Tensor, Tensor]] = (part for part in batches(9))
+    (x, y), model, calls = public(), made(), list[int]()
     listed = class_norms(model, batches())
-    assert distance(class_norms(model, lazily), listed) < 1e-12
-    assert distance(class_norms(model, DataLoader(TensorDataset(x, y), 10)), listed) < 1e-12
-    assert distance(class_norms(model, [(x[i : i + 1], y[i : i + 1]) for i in range(PUBLIC)]), listed) < 1e-12
-    small = refine(made(Without), [(x, y.to(torch.uint8))], GOAL)
-    assert torch.equal(flat(small), flat(refine(made(Without), [(x, y)], GOAL)))
+
+    def yielded() -> Any:
+        calls.append(1)
+        yield from batches()
+
+    singly = [(x[i : i + 1], y[i : i + 1]) for i in range(PUBLIC)]
+    for loader in (iter(batches(9)), DataLoader(TensorDataset(x, y), 10), singly, yielded):
+        assert distance(class_norms(model, loader), listed) < 1e-12
+    whole = flat(refine(made(Without), [(x, y)], GOAL))
+    assert torch.equal(flat(refine(made(Without), [(x, y.to(torch.uint8))], GOAL)), whole)
+    one, other = (refine(made(), loader, GOAL, epochs=3, batchnorm="frozen") for loader in (yielded, batches()))
+    assert torch.equal(flat(one), flat(other)) and len(calls) == 4  # called for each pass
 
 
 def test_accuracy_is_the_share_of_right_answers_and_leaves_the_model_as_it_was() -> None:
@@ -170,13 +168,6 @@ def test_accuracy_is_the_share_of_right_answers_and_leaves_the_model_as_it_was()
     assert accuracy_on(model, batches(7)) == pytest.approx(right, abs=1e-12)
     assert model.training
     assert unchanged(model, before)
-
-
-def test_a_batch_that_is_no_pair_is_refused_in_a_sentence() -> None:
-    x, y = public()
-    for batch in ({"image": x, "label": y}, (x, y, y), (x,)):
-        with pytest.raises(ConfigError, match=r"a batch must be \(x, y\)"):
-            class_norms(made(), [batch])  # type: ignore[list-item]
 
 
 # -- refinement -------------------------------------------------------------------------------------------------------
@@ -323,19 +314,6 @@ def test_a_model_on_a_gpu_is_refined_there() -> None:
     assert distance(class_norms(there, batches()).cpu(), class_norms(there.cpu(), batches())) < 1e-10
 
 
-def test_a_function_that_yields_batches_is_called_for_each_pass() -> None:
-    calls: list[int] = []
-
-    def yielded() -> Any:
-        calls.append(1)
-        yield from batches()
-
-    assert torch.equal(class_norms(made(), yielded), class_norms(made(), batches()))
-    one, other = (refine(made(), loader, GOAL, epochs=3, batchnorm="frozen") for loader in (yielded, batches()))
-    assert torch.equal(flat(one), flat(other))
-    assert len(calls) == 4
-
-
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -365,12 +343,30 @@ def test_bad_input_is_refused_and_the_model_is_untouched(options: dict[str, obje
     assert all(layer.training for layer in model.modules())
 
 
-def test_class_norms_refuse_what_they_cannot_measure() -> None:
-    with pytest.raises(ConfigError, match="no batch"):
-        class_norms(made(), [])
-    with pytest.raises(CompatibilityError, match="there are 3 classes"):
-        class_norms(made(), batches(), num_classes=3)
-    flat_only = nn.Sequential(nn.Unflatten(1, (1, NUM_FEATURES)), nn.Conv1d(1, 4, NUM_FEATURES), nn.Flatten()).double()
-    with pytest.raises(CompatibilityError, match="features='pool'"):
-        class_norms(flat_only, batches())
-    assert class_norms(flat_only, batches(), features="1").shape == (4,)
+FLAT = nn.Sequential(nn.Unflatten(1, (1, NUM_FEATURES)), nn.Conv1d(1, 4, NUM_FEATURES), nn.Flatten()).double()
+X, Y = public()
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "options", "error", "says"),
+    [
+        (Mlp, [], {}, ConfigError, "no batch"),
+        (Mlp, [(X, Y)], {"num_classes": 3}, CompatibilityError, "3 classes"),
+        (lambda: FLAT, [(X, Y)], {}, CompatibilityError, "features='pool'"),
+        (Mlp, [{"image": X, "label": Y}], {}, ConfigError, r"\(x, y\)"),
+        (Mlp, [(X, Y, Y)], {}, ConfigError, r"\(x, y\)"),
+        (Mlp, [(X,)], {}, ConfigError, r"\(x, y\)"),
+        (Mlp, [(X[:, 1:], Y)], {}, RuntimeError, "shapes"),
+    ],
+)
+def test_class_norms_refuse_what_they_cannot_measure(
+    model: Any, loader: Any, options: Any, error: Any, says: str
+) -> None:
+    net = made(model)
+    with pytest.raises(error, match=says):
+        class_norms(net, loader, **options)
+    assert all(layer.training for layer in net.modules())
+
+
+def test_a_net_without_linear_is_measured_where_it_is_told() -> None:
+    assert class_norms(FLAT, batches(), features="1").shape == (4,)
