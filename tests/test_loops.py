@@ -330,7 +330,7 @@ def test_a_model_on_a_gpu_is_refined_there() -> None:
         ({"public_loader": []}, "no batch"),
         ({"public_loader": iter(())}, "only once"),
         ({"features": "nothing"}, "nothing"),
-        ({"lr": 1e200}, "no longer finite"),
+        ({"lr": 1e200}, "no longer finite after step [01] of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -99,8 +99,9 @@ def test_resnet_buffers_and_initialisation() -> None:
     assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
 
 
-def test_vgg_has_two_dropouts_and_no_batchnorm() -> None:
+def test_vgg_has_five_pools_two_dropouts_and_no_batchnorm() -> None:
     modules = list(build_model("vgg11", CIFAR, 10).modules())
+    assert [m.kernel_size for m in modules if isinstance(m, nn.MaxPool2d)] == [2] * 5
     assert [m.p for m in modules if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     assert not any(isinstance(m, nn.BatchNorm2d) for m in modules)
 
