@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -200,12 +201,10 @@ def test_labels_are_matched_by_name() -> None:
     other = with_classes(X[100:][known], Y[100:][known] - 1, ["b", "c"])
     right = run(dataset=(X[:100], Y[:100], X[100:][known], Y[100:][known]), out="right")
     pair = run(dataset=(one, other))
-    assert pair.classes == ("a", "b", "c")
-    assert pair.accuracy == right.accuracy
-    assert fnrfl.evaluate(pair, (one, other)).accuracy == right.accuracy
-    assert fnrfl.evaluate(pair, other).accuracy == right.accuracy
+    assert pair.classes == ("a", "b", "c") and pair.accuracy == right.accuracy
     reversed_names = with_classes(X[:100], 2 - Y[:100], ["c", "b", "a"])
-    assert fnrfl.evaluate(pair, (reversed_names, other)).accuracy == right.accuracy
+    for data in ((one, other), other, (reversed_names, other)):
+        assert fnrfl.evaluate(pair, data).accuracy == right.accuracy
     for names, said in ((["a", "b", "d"], "class 'd'"), (["a", "b"], "label 2 and names 2")):
         with pytest.raises(ConfigError, match=rf"dataset \(test\) has the {said}"):
             run(dataset=(one, with_classes(X[100:], Y[100:], names)))
@@ -334,9 +333,8 @@ def test_the_callers_module_and_settings_stay() -> None:
         result = run(model=module)
         assert not torch.is_grad_enabled()
     assert torch.equal(stream, torch.random.get_rng_state())
-    assert not module.training
+    assert not module.training and type(module.drop) is nn.Dropout
     assert all(torch.equal(before[name], now) for name, now in module.state_dict().items())
-    assert type(module.drop) is nn.Dropout
     with torch.no_grad():
         module.first.weight.zero_()  # nor does the run notice what happens to the module later
     assert result.model.get_submodule("model").state_dict().keys() == before.keys()
@@ -372,8 +370,7 @@ def test_first_weights_of_another_run() -> None:
 def test_a_packaged_method_is_its_name() -> None:
     named = run(algorithm={"name": "fedprox", "mu": 0.5}, out="named")
     given = run(algorithm=FedProx(mu=0.5), out="given")
-    assert named.model_sha256 == given.model_sha256
-    assert named.config.sha256 == given.config.sha256
+    assert (named.model_sha256, named.config.sha256) == (given.model_sha256, given.config.sha256)
     assert run(algorithm=FedNova).config.algorithm.name == "fednova"
     assert fnrfl.resume("given", dataset=(X, Y), algorithm=FedProx(mu=0.5)).config == given.config
     with pytest.raises(ConfigError, match="begun with another algorithm"):
@@ -393,24 +390,13 @@ def test_a_method_of_ones_own() -> None:
 # -- run directories ---------------------------------------------------------------------------------------------------
 
 
-class Stop(Exception):
-    """Somebody stops the run between two rounds."""
-
-
-def stopped(**given: Any) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        run(out="stopped", progress=stop, **given)
-
-
 def test_a_run_goes_on_with_the_same_objects_alone() -> None:
     torch.manual_seed(0)
     module, method = Net(), Halving(0.75)
     given: dict[str, Any] = {"dataset": (X, Y), "model": module, "algorithm": method}
     whole = run(**given, rounds=3)
-    stopped(**given, rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(out="stopped", progress=Mock(side_effect=KeyboardInterrupt), **given, rounds=3)
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.last.bias += 1
@@ -612,9 +598,9 @@ def test_compare_takes_objects_and_goes_on() -> None:
 
     def stop_after_one(notice: Any) -> None:
         if notice.what == "done":
-            raise Stop
+            raise KeyboardInterrupt
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         compare(progress=stop_after_one)
     found = compare()
     assert [len(column) for column in found.table().values()] == [6] * len(found.table())

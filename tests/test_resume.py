@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,6 @@ Damage = Callable[[Path], object]
 
 class Stop(Exception):
     """Somebody stops the run between two rounds."""
-
-
-class Ticks:
-    """A clock that moves on by a second whenever somebody looks, so that `checkpoint_every` counts rounds."""
-
-    perf_counter = staticmethod(time.perf_counter)
-
-    def __init__(self) -> None:
-        self._ticks = itertools.count()
-
-    def monotonic(self) -> float:
-        return float(next(self._ticks))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +181,8 @@ def check_stops(
 
     def go(progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runs, "time", Ticks())
+            # A clock that moves on by a second whenever somebody looks, so that `checkpoint_every` counts rounds.
+            patch.setattr(runs, "time", SimpleNamespace(monotonic=itertools.count().__next__))
             if run_dir.exists():
                 return resume(run_dir, progress=progress, checkpoint_every=every)
             return run(config, out=run_dir, progress=progress, checkpoint_every=every)
