@@ -11,6 +11,7 @@ from hostile import Case
 
 CASES = {case.name: case for case in hostile.cases()}
 
+PARTS = ("got/checkpoint.json", "got/model.safetensors")
 # A case of each kind, with the commands that came to harm or could; all commands on all cases are for `make test-all`.
 QUICK = {
     "model calls os.system": ("dry run", "resume", "evaluate", "predict", "scenario", "load"),
@@ -24,9 +25,15 @@ QUICK = {
     "words: options that call": ("evaluate",),
     "data: objects as x": ("evaluate", "run"),
     "a log that names code": ("evaluate", "predict"),
-    "link: got/rounds/zzz": ("resume",),
-    "hard link: .got.lock": ("resume",),
     "pipe: got/config.toml": ("run", "load"),
+    "link: got/plots": ("report",),
+    **{
+        f"{kind}: {place}": ("resume",)
+        for place in (".got.lock", "got/rounds", "got/rounds/zzz", "got/rounds/000002", "got/events.jsonl")
+        for kind in hostile.PLACES[place]
+        if kind != "pipe"
+    },
+    **{f"{kind}: {name}.part": ("resume",) for name in PARTS for kind in hostile.PLACES[f"{name}.part"]},
 }
 
 

@@ -20,7 +20,7 @@ from faults import Crash, crashing, snapshot
 from fnrfl.config import RunConfig, load
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import directory, events, files, record
-from fnrfl.rundir.lock import alone, lock_file
+from fnrfl.rundir.lock import alone
 from fnrfl.runs import run as runs
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import resume, run
@@ -379,21 +379,7 @@ def test_a_run_that_is_half_removed_is_no_run(tmp_path: Path) -> None:
         assert not directory.is_run(run_dir)
 
 
-# -- links and strange files in a run ----------------------------------------------------------------------------------
-
-
-def test_no_file_outside_is_removed_through_a_link_among_the_rounds(stopped: Path, outside: Path) -> None:
-    (stopped / "rounds" / "zzz").symlink_to(outside)
-    (stopped / "rounds" / "000007").symlink_to(outside)
-    (stopped / "rounds" / "000009.part").symlink_to(outside)
-    assert resume(stopped).rounds
-
-
-@pytest.mark.parametrize("name", ["rounds", "rounds/000001"])
-def test_checkpoints_are_not_read_or_written_through_a_link(stopped: Path, outside: Path, name: str) -> None:
-    shutil.rmtree(stopped / name)
-    (stopped / name).symlink_to(outside)
-    assert_refused(lambda: resume(stopped), stopped, "is a link")
+# -- strange files in a run; for links see hostile.py ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["config.toml", "events.jsonl", "partition.json", "checkpoint.json"])
@@ -404,35 +390,6 @@ def test_a_file_of_a_run_that_is_no_plain_file_is_refused(stopped: Path, name: s
     make(stopped / name)
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         resume(stopped)
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
-def test_the_lock_is_not_written_into_another_file(stopped: Path, outside: Path, link: Callable[..., None]) -> None:
-    link(outside / "thesis.tex", lock_file(stopped))
-    with pytest.raises(ConfigError, match=r"\.lock is not a plain file of its own"):
-        resume(stopped)
-
-
-@pytest.mark.parametrize("name", ["events.jsonl.part", "checkpoint.json.part", "model.safetensors.part"])
-def test_a_temporary_name_that_is_a_link_is_not_written_through(stopped: Path, outside: Path, name: str) -> None:
-    (stopped / name).symlink_to(outside / "thesis.tex")
-    assert resume(stopped).rounds
-    assert not (stopped / name).exists()
-
-
-def test_figures_are_not_drawn_through_a_link(run_dir: Path, outside: Path) -> None:
-    from fnrfl.results.report.page import report
-
-    (run_dir / "plots").symlink_to(outside)
-    with pytest.raises(ConfigError, match="plots is a link"):
-        report([run_dir], run_dir / "report.html")
-
-
-def test_a_log_with_a_second_name_is_not_written_through(stopped: Path, tmp_path: Path) -> None:
-    os.link(stopped / "events.jsonl", tmp_path / "backup.jsonl")
-    before = (tmp_path / "backup.jsonl").read_bytes()
-    resume(stopped)
-    assert (tmp_path / "backup.jsonl").read_bytes() == before
 
 
 def test_files_that_a_file_manager_leaves_are_in_nobodys_way(stopped: Path, original: Result) -> None:
