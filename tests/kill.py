@@ -1,6 +1,6 @@
 """Kill runs without warning, resume them, and demand the bits of the run that nobody touched.
 
-    python tests/kill.py [--kills 20] [--overwrites 10] [--rounds 250] [--out FOLDER]
+    python tests/kill.py [KILLS] [OVERWRITES] [ROUNDS]
 
 SCAFFOLD under FNR on digits, in processes of its own: server state, client memories and BatchNorm buffers all have to
 survive. Kills are spread over the whole run, half of them wait for a write; every third run is killed again while it is
@@ -11,7 +11,6 @@ single operation leaves is tested in test_rundir.py and test_resume.py.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -29,9 +28,7 @@ from safetensors.numpy import load_file
 import fnrfl
 from fnrfl.core.rng import numpy_generator
 
-RECIPE = (
-    "digits", "algorithm=scaffold", "fnr=on", "model=cnn(norm=batch)", "participation=0.5", "client.epochs=5",
-)  # fmt: skip
+RECIPE = ("digits", "algorithm=scaffold", "fnr=on", "model=cnn(norm=batch)", "participation=0.5", "client.epochs=5")
 EVERY = ("--checkpoint-every", "0.2")  # seconds, less than a round takes: most rounds end in a checkpoint
 WHOLE = {"config.toml", "partition.json", "events.jsonl", "checkpoint.json", "model.safetensors"}
 OLD_SEED = 77  # of the run that is replaced
@@ -128,25 +125,19 @@ def trial(folder: Path, number: int, rounds: int, seconds: float, wanted: Outcom
     return said
 
 
-def main() -> int:
+def main(kills: int = 20, overwrites: int = 10, rounds: int = 250) -> int:
     """Print a line for each kill; 1 if a run that went on differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, count in (("--kills", 20), ("--overwrites", 10), ("--rounds", 250)):
-        parser.add_argument(name, type=int, default=count)
-    parser.add_argument("--out", type=Path, help="keep the run directories here")
-    given = parser.parse_args()
-    folder = given.out or Path(tempfile.mkdtemp(prefix="fnrfl-kill-"))
-    began, whole = time.monotonic(), folder / "whole"
-    wanted = finished(whole, "run", *RECIPE, f"rounds={given.rounds}", *EVERY, "--out", str(whole))
+    folder = Path(tempfile.mkdtemp(prefix="fnrfl-kill-"))
+    began, whole, before = time.monotonic(), folder / "whole", folder / "old"
+    wanted = finished(whole, "run", *RECIPE, f"rounds={rounds}", *EVERY, "--out", str(whole))
     seconds = time.monotonic() - began
-    print(f"uninterrupted: {given.rounds} rounds, {seconds:.1f} s, {wanted[0]}", flush=True)
-    short = ("run", *RECIPE, "rounds=2", f"seed={OLD_SEED}", "--out", str(folder / "old"))
-    old = finished(folder / "old", *short) if given.overwrites else None
-    trials = [(n, None) for n in range(given.kills)] + [(n, old) for n in range(given.overwrites)]
+    print(f"uninterrupted: {rounds} rounds, {seconds:.1f} s, {wanted[0]}", flush=True)
+    old = finished(before, "run", *RECIPE, "rounds=2", f"seed={OLD_SEED}", "--out", str(before))
+    trials = [(n, None) for n in range(kills)] + [(n, old) for n in range(overwrites)]
     wrong = 0
     for number, replaced in trials:
         try:
-            said = trial(folder, number, given.rounds, seconds, wanted, replaced)
+            said = trial(folder, number, rounds, seconds, wanted, replaced)
         except (AssertionError, OSError, ValueError, KeyError) as error:
             said, wrong = f"NO: {error!r}", wrong + 1
         print(f"{'replacing' if replaced else 'killed':<9} {number:>3}  {said}", flush=True)
@@ -155,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))
