@@ -28,6 +28,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import machinery
 from pathlib import Path
 from typing import Any
@@ -107,55 +108,43 @@ def evil(box: Box) -> str:
     return EVIL.format(canary=str(box.canary))
 
 
-def with_key(key: str, words: str) -> Callable[[Box], None]:
+def with_key(key: str, words: str, box: Box) -> None:
     """A config in which a key has another value; CANARY, VICTIM and ROOT stand for paths."""
-
-    def make(box: Box) -> None:
-        section, _, name = key.rpartition(".")
-        lines, at = [], ""
-        for line in (box.got / "config.toml").read_text().splitlines():
-            at = line.strip("[]") if line.startswith("[") else at
-            here = (at, line.split(" ")[0]) == (section, name)
-            lines.append(f"{name} = {json.dumps(filled(box, words))}" if here else line)
-        (box.got / "config.toml").write_text("\n".join(lines) + "\n")
-
-    return make
+    section, _, name = key.rpartition(".")
+    lines, at = [], ""
+    for line in (box.got / "config.toml").read_text().splitlines():
+        at = line.strip("[]") if line.startswith("[") else at
+        here = (at, line.split(" ")[0]) == (section, name)
+        lines.append(f"{name} = {json.dumps(filled(box, words))}" if here else line)
+    (box.got / "config.toml").write_text("\n".join(lines) + "\n")
 
 
 def filled(box: Box, words: str) -> str:
     return words.replace("CANARY", str(box.canary)).replace("VICTIM", str(box.victim)).replace("ROOT", str(box.root))
 
 
-def with_modules(then: Callable[[Box], None]) -> Callable[[Box], None]:
+def with_modules(then: Callable[[Box], None], box: Box) -> None:
     """The same with evil modules in all forms in the working folder and in the run directory."""
-
-    def make(box: Box) -> None:
-        for folder in (box.work, box.got):
-            (folder / "evilpack" / "inner").mkdir(parents=True)
-            (folder / "spread").mkdir()
-            for name in ("evil", "evilpack/__init__", "evilpack/inner/__init__", "evilpack/fine", "spread/evil"):
-                (folder / f"{name}.py").write_text(evil(box))
-            (folder / "evilpack" / "fine.py").write_text("make = Make = lambda: 1 / 0\n")
-            (folder / "compiled.py").write_text(evil(box))
-            py_compile.compile(str(folder / "compiled.py"), cfile=str(folder / "compiled.pyc"))
-            (folder / "compiled.py").unlink()
-            (folder / f"native{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF nothing")
-            (folder / "linked.py").symlink_to("evil.py")
-            (folder / "broken.py").write_text(evil(box) + "def f(:\n")
-            (folder / "helped.py").write_text("import evil\nmake = Make = evil.make\n")
-        then(box)
-
-    return make
+    for folder in (box.work, box.got):
+        (folder / "evilpack" / "inner").mkdir(parents=True)
+        (folder / "spread").mkdir()
+        for name in ("evil", "evilpack/__init__", "evilpack/inner/__init__", "evilpack/fine", "spread/evil"):
+            (folder / f"{name}.py").write_text(evil(box))
+        (folder / "evilpack" / "fine.py").write_text("make = Make = lambda: 1 / 0\n")
+        (folder / "compiled.py").write_text(evil(box))
+        py_compile.compile(str(folder / "compiled.py"), cfile=str(folder / "compiled.pyc"))
+        (folder / "compiled.py").unlink()
+        (folder / f"native{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF nothing")
+        (folder / "linked.py").symlink_to("evil.py")
+        (folder / "broken.py").write_text(evil(box) + "def f(:\n")
+        (folder / "helped.py").write_text("import evil\nmake = Make = evil.make\n")
+    then(box)
 
 
-def with_text(change: Callable[[str], str]) -> Callable[[Box], None]:
+def with_text(change: Callable[[str], str], box: Box) -> None:
     """A config that is other text."""
-
-    def make(box: Box) -> None:
-        text = change((box.got / "config.toml").read_text())
-        (box.got / "config.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
-
-    return with_modules(make)
+    text = change((box.got / "config.toml").read_text())
+    (box.got / "config.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def without(text: str, *keys: str) -> str:
@@ -168,44 +157,36 @@ def without(text: str, *keys: str) -> str:
     return "\n".join(kept) + "\n"
 
 
-def placed(place: str, kind: str) -> Callable[[Box], None]:
+def placed(place: str, kind: str, box: Box) -> None:
     """A part of the run directory that is a pipe, or a link to the same thing among the victim's files."""
-
-    def make(box: Box) -> None:
-        path = box.work / place
-        target = box.victim / "linked" / path.name
-        for folder in (target.parent, path.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        if kind in ("dangling link", "pipe"):
-            path.unlink(missing_ok=True)
-        elif path.exists():
-            path.rename(target)
-        elif "." in path.name.lstrip("."):
-            target.write_text("somebody's own words\n")
-        else:
-            target.mkdir()
-            (target / "thesis.tex").write_text("somebody's own words\n")
-        if kind == "pipe":
-            os.mkfifo(path)  # that nobody will ever write into
-        else:
-            (path.hardlink_to if kind == "hard link" else path.symlink_to)(target)
-
-    return make
+    path = box.work / place
+    target = box.victim / "linked" / path.name
+    for folder in (target.parent, path.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if kind in ("dangling link", "pipe"):
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        path.rename(target)
+    elif "." in path.name.lstrip("."):
+        target.write_text("somebody's own words\n")
+    else:
+        target.mkdir()
+        (target / "thesis.tex").write_text("somebody's own words\n")
+    if kind == "pipe":
+        os.mkfifo(path)  # that nobody will ever write into
+    else:
+        (path.hardlink_to if kind == "hard link" else path.symlink_to)(target)
 
 
-def checkpointed(**changes: Any) -> Callable[[Box], None]:
+def checkpointed(changes: dict[str, Any], box: Box) -> None:
     """A checkpoint.json that names other files."""
-
-    def make(box: Box) -> None:
-        (box.victim / "server.safetensors").write_bytes(next(box.got.rglob("server.safetensors")).read_bytes())
-        path = box.got / "checkpoint.json"
-        index = json.loads(path.read_text())
-        for key, value in changes.items():
-            shown = json.loads(filled(box, json.dumps(value)))
-            index[key] = {**index[key], **shown} if isinstance(shown, dict) else shown
-        path.write_text(json.dumps(index))
-
-    return make
+    (box.victim / "server.safetensors").write_bytes(next(box.got.rglob("server.safetensors")).read_bytes())
+    path = box.got / "checkpoint.json"
+    index = json.loads(path.read_text())
+    for key, value in changes.items():
+        shown = json.loads(filled(box, json.dumps(value)))
+        index[key] = {**index[key], **shown} if isinstance(shown, dict) else shown
+    path.write_text(json.dumps(index))
 
 
 class Pickled:
@@ -218,40 +199,28 @@ class Pickled:
         return open, (str(self.canary), "w")
 
 
-def data(name: str, make: Callable[[Box, Path], object]) -> Callable[[Box], None]:
+def data(name: str, make: Callable[[Box, Path], object], box: Box) -> None:
     """A config whose data is in a file or folder that is made so."""
-
-    def both(box: Box) -> None:
-        make(box, box.work / name)
-        with_key("dataset.name", name)(box)
-
-    return both
+    make(box, box.work / name)
+    with_key("dataset.name", name, box)
 
 
-def arrays(name: str) -> Callable[[Box, Path], object]:
+def arrays(name: str, box: Box, path: Path) -> None:
     """A .npz in which one of the arrays is of objects."""
-
-    def save(box: Box, path: Path) -> None:
-        good = {"x": np.zeros((20, 1, 8, 8), np.uint8), "y": np.arange(20) % 10}
-        np.savez(path, allow_pickle=True, **(good | {name: np.array([Pickled(box.canary)] * 20, dtype=object)}))
-
-    return save
+    good = {"x": np.zeros((20, 1, 8, 8), np.uint8), "y": np.arange(20) % 10}
+    np.savez(path, allow_pickle=True, **(good | {name: np.array([Pickled(box.canary)] * 20, dtype=object)}))
 
 
-def archive(**members: Callable[[], bytes]) -> Callable[[Box, Path], object]:
+def archive(members: dict[str, Callable[[], bytes]], box: Box, path: Path) -> None:
     """A .npz that is any archive."""
-
-    def save(box: Box, path: Path) -> None:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            for name, content in members.items():
-                file.writestr(filled(box, name), content())
-
-    return save
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(filled(box, name), content())
 
 
-def npy(array: np.ndarray, *, pickled: bool = False) -> bytes:
+def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, array, allow_pickle=pickled)
+    np.lib.format.write_array(file, array, allow_pickle=True)
     return file.getvalue()
 
 
@@ -278,22 +247,18 @@ def _labels() -> bytes:
     return npy(np.arange(20) % 2)
 
 
-OUTSIDE = dict.fromkeys(("../../victim/notes.txt", "VICTIM/new.npy"), _labels)
+OUTSIDE = dict.fromkeys(("../../victim/notes.txt", "VICTIM/new.npy", "y.npy"), _labels)
+OUTSIDE |= {"x.npy": lambda: npy(np.zeros((20, 4), np.float32))}
 BOMB = {"x.npy": lambda: npy(np.zeros((1 << 25, 1), np.uint8)), "y.npy": lambda: npy(np.zeros(1 << 25, np.uint8))}
+GIANT = {"x.npy": _giant, "y.npy": lambda: npy(np.zeros(1, np.int64))}
 DATA: dict[str, tuple[str, Callable[[Box, Path], object]]] = {
-    "objects as x": ("data.npz", arrays("x")),
-    "objects as classes": ("data.npz", arrays("classes")),
-    "one pickled array": (
-        "data.npz",
-        lambda box, path: path.write_bytes(npy(np.array([Pickled(box.canary)], dtype=object), pickled=True)),
-    ),
+    "objects as x": ("data.npz", partial(arrays, "x")),
+    "objects as classes": ("data.npz", partial(arrays, "classes")),
+    "one pickled array": ("data.npz", lambda box, path: path.write_bytes(npy(np.array([Pickled(box.canary)], "O")))),
     "a pickle": ("data.npz", lambda box, path: path.write_bytes(pickle.dumps(Pickled(box.canary)))),
-    "members outside": (
-        "data.npz",
-        archive(**OUTSIDE, **{"x.npy": lambda: npy(np.zeros((20, 4), np.float32)), "y.npy": _labels}),
-    ),
-    "a bomb": ("data.npz", archive(**BOMB)),  # 32 MiB in 32 KiB
-    "a giant header": ("data.npz", archive(**{"x.npy": _giant, "y.npy": lambda: npy(np.zeros(1, np.int64))})),
+    "members outside": ("data.npz", partial(archive, OUTSIDE)),
+    "a bomb": ("data.npz", partial(archive, BOMB)),  # 32 MiB in 32 KiB
+    "a giant header": ("data.npz", partial(archive, GIANT)),
     "batches of pickles": ("batches", _batches),
     "links for images": ("photos/", _images),
     "a pipe": ("table.csv", lambda box, path: os.mkfifo(path)),
@@ -303,18 +268,6 @@ DATA: dict[str, tuple[str, Callable[[Box, Path], object]]] = {
 def _pickled_model(box: Box) -> None:
     for path in (box.got / "model.safetensors", *box.got.rglob("rounds/*/*.safetensors")):
         path.write_bytes(pickle.dumps(Pickled(box.canary)))
-
-
-def _images(box: Box) -> None:
-    for label in ("cat", "dog"):
-        (box.work / "photos" / label).mkdir(parents=True)
-        (box.work / "photos" / label / "a.png").symlink_to(box.victim / "notes.txt")
-    with_key("dataset.name", "photos/")(box)
-
-
-def _table_pipe(box: Box) -> None:
-    os.mkfifo(box.work / "table.csv")
-    with_key("dataset.name", "table.csv")(box)
 
 
 def _log_names_code(box: Box) -> None:
@@ -334,18 +287,14 @@ def _a_project(box: Box) -> None:
     box.got.symlink_to(box.victim / "linked")
 
 
-def _own_beside(name: str) -> Callable[[Box], None]:
+def _own_beside(name: str, box: Box) -> None:
     """A module that has the name of an installed one, beside a module that the user has typed."""
-
-    def make(box: Box) -> None:
-        path = box.work / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(evil(box))
-        (box.work / "typed.py").write_text(
-            "def net():\n    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
-        )
-
-    return make
+    path = box.work / f"{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(evil(box))
+    (box.work / "typed.py").write_text(
+        "def net():\n    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
 
 
 SHADOW = {
@@ -434,37 +383,43 @@ FINISHED = {"got/model.safetensors", "got/report.html", "got/report.html.part", 
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All of them."""
-    made = [Case(f"model calls {name}", with_modules(with_key("model.name", words))) for name, words in CALLS.items()]
+    keys = {f"model calls {name}": ("model.name", words) for name, words in CALLS.items()}
     for key in KEYS:
-        for name, words in MODULES.items():
-            spelled = words.format(make="Make" if key == "algorithm.name" else "make")
-            made.append(Case(f"{key} is a module {name}", with_modules(with_key(key, spelled))))
+        make = "Make" if key == "algorithm.name" else "make"
+        keys |= {f"{key} is a module {name}": (key, words.format(make=make)) for name, words in MODULES.items()}
     for word in ("native", "linked", "broken", "helped"):
-        made.append(Case(f"model is a {word} module", with_modules(with_key("model.name", f"{word}:make"))))
-    made += [Case(f"config with {name}", with_text(change)) for name, change in FORMS.items()]
-    made += [Case(f"words: {name}", with_modules(with_key(*pair))) for name, pair in WORDS.items()]
-    made += [Case(f"data: {name}", data(*given), data=given[0]) for name, given in DATA.items()]
-    made.append(Case("pickles for models", _pickled_model))
-    made.append(Case("pickles for checkpoints", _pickled_model, finished=False))
-    made.append(Case("a log that names code", with_modules(_log_names_code)))
+        keys[f"model is a {word} module"] = "model.name", f"{word}:make"
+    keys |= {f"words: {name}": pair for name, pair in WORDS.items()}
+    made = [Case(name, partial(with_modules, partial(with_key, *pair))) for name, pair in keys.items()]
+    made += [
+        Case(f"config with {name}", partial(with_modules, partial(with_text, change))) for name, change in FORMS.items()
+    ]
+    made += [Case(f"data: {name}", partial(data, *given), data=given[0]) for name, given in DATA.items()]
     for place, kinds in PLACES.items():
-        made += [Case(f"{kind}: {place}", placed(place, kind), finished=place in FINISHED) for kind in kinds]
+        made += [Case(f"{kind}: {place}", partial(placed, place, kind), finished=place in FINISHED) for kind in kinds]
     # A run directory may be named through a link, and then resumed and reported on in its own place, but not replaced.
     through = tuple(command for command in COMMANDS if command not in ("resume", "report"))
-    made.append(Case("link: got", placed("got", "link"), commands=through))
     # A reader that is not written in Python cannot be stopped from within.
     used, model = ("resume", "evaluate", "load", "overwrite"), "got/model.safetensors"
-    made.append(Case(f"pipe: {model}", placed(model, "pipe"), commands=used, fresh=True))
-    made.append(Case("link: a project instead of a run", _a_project))
-    for name, named in {
-        "a file above": {"server": "../../victim/server.safetensors"},
-        "a file by its path": {"server": "VICTIM/server.safetensors"},
-        "a client's file above": {"clients": {"0": "rounds/../../../victim/server.safetensors"}},
+    made += [
+        Case("pickles for models", _pickled_model),
+        Case("pickles for checkpoints", _pickled_model, finished=False),
+        Case("a log that names code", partial(with_modules, _log_names_code)),
+        Case("link: got", partial(placed, "got", "link"), commands=through),
+        Case(f"pipe: {model}", partial(placed, model, "pipe"), commands=used, fresh=True),
+        Case("link: a project instead of a run", _a_project),
+    ]
+    for name, changes in {
+        "a file above": {"server": {"file": "../../victim/server.safetensors"}},
+        "a file by its path": {"server": {"file": "VICTIM/server.safetensors"}},
+        "a client's file above": {
+            "clients": {"0": {"file": "rounds/../../../victim/server.safetensors", "sha256": ""}}
+        },
     }.items():
-        made.append(Case(f"checkpoint names {name}", checkpointed(**named), finished=False))
+        made.append(Case(f"checkpoint names {name}", partial(checkpointed, changes), finished=False))
     for name in ("PIL", "jinja2", "matplotlib/__init__", "torch", "json", "sitecustomize"):
         chosen = ("run", "evaluate", "report", "compare", "load")  # a process for each
-        made.append(Case(f"shadow: {name}", _own_beside(name), commands=chosen, typed=SHADOW, fresh=True))
+        made.append(Case(f"shadow: {name}", partial(_own_beside, name), commands=chosen, typed=SHADOW, fresh=True))
     return tuple(made)
 
 
