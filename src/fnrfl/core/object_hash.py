@@ -118,7 +118,10 @@ def _parts_of_copy(value: object) -> tuple[object, ...]:
 
 
 def _parts_of_function(function: FunctionType) -> tuple[object, ...]:
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names, codes = set[str](), [function.__code__]
+    for code in codes:  # and those of the functions inside, which are added meanwhile
+        names |= {*code.co_names}
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     used = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
     of_module = {
         name: one
@@ -127,13 +130,6 @@ def _parts_of_function(function: FunctionType) -> tuple[object, ...]:
     }
     closed = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
     return function.__code__, function.__defaults__, function.__kwdefaults__, closed, of_module
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def _lines_of_module(module: nn.Module, seen: dict[int, object]) -> Iterator[str]:

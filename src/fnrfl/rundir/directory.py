@@ -100,22 +100,18 @@ def created(run_dir: Path, contents: Mapping[str, str | bytes], *, overwrite: bo
             for file, content in contents.items():
                 files.write(made.path / file, content)
             if not replaces:
-                _appear(made)
+                try:
+                    made.path.rename(made.name)
+                except OSError as error:
+                    if os.path.lexists(made.name):  # something has taken the name in the meantime
+                        raise Taken(run_dir) from error
+                    raise
+                files.sync(made.name.parent)
+                made.path = made.name
             yield made
         finally:
             if made.path != made.name:
                 _discard(made.path, made.name)
-
-
-def _appear(made: RunDir) -> None:
-    try:
-        made.path.rename(made.name)
-    except OSError as error:
-        if os.path.lexists(made.name):  # something has taken the name in the meantime
-            raise Taken(made.given) from error
-        raise
-    files.sync(made.name.parent)
-    made.path = made.name
 
 
 def create_first(

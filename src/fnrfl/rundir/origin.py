@@ -19,6 +19,7 @@ from fnrfl.rundir.record import Index
 
 FIXED_PARTS = ("train", "validation", "test")  # of the data: the same for every method
 PUBLIC_PARTS = ("public", "ranking", "distill")  # of which a method decides how large each is
+DRAWN_BY = ("scenario", "clients", "seed")  # keys that decide which example goes to whom, beside sections
 SHORT = 12  # characters of a hash that are shown
 
 
@@ -158,7 +159,8 @@ class Pairs:
 def _comparable(run: Origin) -> Iterator[tuple[str, str, object, str]]:
     """Yield (what may differ, which of it, what the configs of two runs have to share, its sha256)."""
     dataset, source = (value_in_words(run.config.get(key)) for key in ("dataset.name", "public.source"))
-    split, (sizes, public) = split_keys(run.config), run.public
+    drawn = {k: v for k, v in run.config.items() if k in DRAWN_BY or k.startswith(("public.", "validation."))}
+    split, (sizes, public) = data_keys(run.config) | drawn, run.public
     which = "with one seed, scenario and number of clients, what clients, validation and test hold"
     yield "are of different data", f"dataset = {dataset}", data_keys(run.config), run.data
     for module, sha256 in run.code.items():
@@ -166,13 +168,6 @@ def _comparable(run: Origin) -> Iterator[tuple[str, str, object, str]]:
     yield "have different splits of the same data", which, split, run.split
     # methods may divide public data in different ways
     yield "have different public data", f"public.source = {source}", [split, sizes], public
-
-
-def split_keys(config: Config) -> Config:
-    """The keys that decide which example goes to whom, and their values."""
-    alone, sections = ("scenario", "clients", "seed"), ("public.", "validation.")
-    drawn = {key: value for key, value in config.items() if key in alone or key.startswith(sections)}
-    return data_keys(config) | drawn
 
 
 def short_hash(sha256: str) -> str:

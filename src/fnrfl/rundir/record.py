@@ -113,9 +113,8 @@ def check_run(where: Path, header: object, partition: Mapping[str, Any]) -> None
     """Refuse a run whose first line or split breaks the schema, with the file and the value that is wrong."""
     _check(where, "partition.json", PartitionFile, partition)
     began: RunHeader = _check(where, "events.jsonl, line 1", RunHeader, header)
-    classes = {
-        len(one) for one in (*partition["counts"], began.get("test_counts"), began["data"].get("classes")) if one
-    }
+    by_class = (*partition["counts"], began.get("test_counts"), began["data"].get("classes"))
+    classes = {len(one) for one in by_class if one}
     sites = {len(one) for one in (partition["counts"], began.get("site_test_counts")) if one}
     if len(classes) > 1 or len(sites) > 1:
         raise files.damaged(where, "events.jsonl, line 1: partition.json has another number of classes or clients")
