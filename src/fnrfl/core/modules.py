@@ -181,6 +181,12 @@ def named_layer(module: nn.Module, name: str | None) -> str | None:
     return name
 
 
+def has_tied_weights(module: nn.Module) -> bool:
+    """Whether a parameter or buffer has two names."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in named}) < len(named)
+
+
 def batchnorm_names(module: nn.Module) -> frozenset[str]:
     """Parameters and buffers of BatchNorm layers, found by type: names of these layers vary."""
     layers = {n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}

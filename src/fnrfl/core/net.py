@@ -20,6 +20,7 @@ from fnrfl.core.modules import (
     InputScale,
     ProjectionHead,
     batchnorm_names,
+    has_tied_weights,
     last_linear,
     mask_shapes,
     named_layer,
@@ -85,8 +86,7 @@ class Net:
             self.drop_shapes = mask_shapes(module, example)
             refuse_random(module, example, self.drop_shapes)
         self._buffers = [n for n, _ in module.named_buffers() if n not in self.drop_shapes]
-        every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        self._ties_weights = len({id(tensor) for _, tensor in every}) < len(every)
+        self._ties_weights = has_tied_weights(module)
         self._mixes_types = self._finds_mixed_types(autocast)
         out = self._first_answer(example)
         self.num_features, self.num_logits = out.features.shape[1], out.logits.shape[1]
