@@ -110,14 +110,6 @@ def test_an_objective_has_a_name_of_its_own() -> None:
     assert len(classes) == len(set(classes))
 
 
-def test_what_a_module_defines_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(
-        "A = 1\nB, (C) = 2, 3\nD: int = 4\n_E = 5\nF.g = 6\nclass _H:\n    I = 7\ndef j():\n    K = 8\ndef _l(): pass\n"
-    )
-    assert defined(path) == {"A", "B", "C", "D", "H", "j"}
-
-
 def test_no_folder_has_more_files_than_can_be_seen_at_once() -> None:
     counts = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES}}
     crowded = {name(folder): count for folder, count in counts.items() if count > MOST_FILES}
