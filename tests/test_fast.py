@@ -26,6 +26,7 @@ from fnrfl.engines.groups import (
     GROUP_SIZE,
     MIN_STEPS_FOR_OWN_WIDTH,
     MIN_STEPS_FOR_SHORT_BATCH,
+    ShortSizes,
     StepEstimate,
     halves,
     in_groups,
@@ -436,6 +437,23 @@ def test_a_task_on_public_data_counts_for_the_whole_cohort_however_few_clients_a
     assert replace(work, rounds=8).short_sizes(task, 1, 9).recorded == {3}
     task.clients = [SERVER]
     assert replace(work, rounds=8).short_sizes(task, 1, 9).recorded == set()
+
+
+@pytest.mark.parametrize(
+    ("width", "most", "participation", "sizes"),
+    [
+        (4, 9, 1.0, ({3, 5}, {5}, {3})),  # two of four clients share 3
+        (4, 9, 0.5, ({3, 5}, {5}, set())),  # how many do, differs from round to round
+        (4, 3, 1.0, ({3, 5}, {3, 5}, set())),  # a program for each number of rows would be too many
+        (4, 1, 1.0, (set(), set(), set())),
+        (1, 9, 1.0, ({3, 5}, {3, 5}, set())),
+    ],
+)
+def test_last_batches_that_clients_share_are_recorded_for_groups(
+    width: int, most: int, participation: float, sizes: Any
+) -> None:
+    work = StepEstimate(examples=[11, 19, 27, 13], rounds=1000, participation=participation)
+    assert work.short_sizes(job(epochs=2, batch=8, clients=4), width, most) == ShortSizes(*sizes)
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 10, 1000])
