@@ -115,8 +115,11 @@ class Federation(Engine):
 
     def drawn_clients(self, cohort: Tensor, share: float, purpose: str) -> set[int]:
         """floor(share * m) clients of a cohort, whatever its order, but not all."""
+        drawn = num_drawn(len(cohort), share)
+        if drawn < 1:  # as a rule: a stream takes a percent of a small round
+            return set()
         order = torch.randperm(len(cohort), generator=generator(self.seed, self.round, purpose))
-        return set(cohort.sort().values[order[: num_drawn(len(cohort), share)]].tolist())
+        return set(cohort.sort().values[order[:drawn]].tolist())
 
     def _check_finite(self, reply: TrainReply, purpose: str) -> None:
         """Clients without finite numbers are an error, or left out and noted, as configured."""

@@ -90,7 +90,8 @@ class Vectorised(Runner):
                 return _train_group(worker, pool, job, schedules[g], width, programs)
 
         losses = {m: parts for group in pool.each(len(groups), train) for m, parts in group.items()}
-        return [torch.cat(losses[m]) if losses[m] else none for m in range(len(job.steps))]
+        whole = {m: parts[0] if len(parts) == 1 else torch.cat(parts) for m, parts in losses.items() if parts}
+        return [whole.get(m, none) for m in range(len(job.steps))]
 
     def _schedules(
         self, job: Job, pool: DevicePool, groups: list[list[int]], sizes: set[int], width: int
