@@ -30,13 +30,14 @@ from fnrfl import usercode
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
 from fnrfl.algorithms.moon import Moon
+from fnrfl.algorithms.parts.norms import ClassNorms
 from fnrfl.algorithms.scaffold import Scaffold
 from fnrfl.config import load
 from fnrfl.core.algorithm import Algorithm, Objective
 from fnrfl.core.errors import ClientError, CompatibilityError, ConfigError, FnrflError
 from fnrfl.core.messages import Failure
 from fnrfl.core.options import NetworkOptions
-from fnrfl.core.types import LocalTask
+from fnrfl.core.types import LocalTask, State
 from fnrfl.engines.ray import actors as ray_actors
 from fnrfl.engines.ray import session as ray_session
 from fnrfl.engines.ray.actors import RayActors, answer_part, from_message, to_message
@@ -153,6 +154,18 @@ def test_clients_without_answer_are_left_out_or_stop_the_run(network: Any, lost:
     there.round()
     assert there.replies().clients.tolist() == [c for m, c in enumerate(there.cohort(0).tolist()) if m not in lost]
     assert [*there.engine.notes["missing"].values()] == ["local: it is gone."]
+
+
+def test_each_client_is_asked_about_the_model_that_it_holds() -> None:
+    """Here, and in actors that are handed two at a time."""
+    for played in runs(FedAvg(), network=NetworkOptions(gpus=0.5))[:2]:
+        some, probe = torch.arange(4), ClassNorms(4)
+        got = played.engine.train(some, LocalTask(Objective(), "local", played.state, hold_model=True))
+        held, sent = (
+            played.engine.measure(some, probe, at=at)["norms"] for at in (None, State(got.params, got.buffers))
+        )
+        torch.testing.assert_close(held, sent)
+        assert len(held.unique(dim=0)) == 4
 
 
 def test_clients_with_most_examples_begin_and_crowds_share_messages() -> None:
