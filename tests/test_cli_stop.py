@@ -1,7 +1,8 @@
-"""Stopping a run, and running where somebody else runs, with real processes."""
+"""How a run is kept from its end: by Ctrl-C, by another run, by a disk that is full, read-only or somebody else's."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from safetensors import SafetensorError
 
-from fnrfl import cli
+from command_line import assert_refused, fnrfl, tree
 from fnrfl.cli import display as shown
 from fnrfl.config import load
+from fnrfl.rundir import checkpoint, events, files
 from fnrfl.rundir.lock import lock_file
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import predict
@@ -35,14 +37,9 @@ main()
 PATIENCE = 60.0
 
 
-def fnrfl(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments))
-
-
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(tmp_cwd: Path) -> Path:
+    return tmp_cwd
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -170,15 +167,12 @@ def test_a_directory_in_use_is_refused(start: Start, folder: Path) -> None:
     process = start("run", "rounds=100000", "-o", "run", "-q")
     wait(lambda: rounds(folder / "run") > 0)
     for words in (("resume", "run"), ("run", "-o", "run", "--overwrite")):
-        got = fnrfl(*words)
-        assert got.exit_code == 2
-        assert f"run is in use by process {process.pid}. Wait until it is done" in got.stderr
+        assert_refused(fnrfl(*words), f"run is in use by process {process.pid}. Wait until it is done")
     assert "exists already" in fnrfl("run", "-o", "run").stderr
     process.kill()
     process.communicate(timeout=PATIENCE)
     assert (folder / ".run.lock").exists()
-    got = fnrfl("run", "rounds=1", "-o", "run", "--overwrite")  # nobody works there any more
-    assert got.exit_code == 0, got.output
+    fnrfl("run", "rounds=1", "-o", "run", "--overwrite", code=0)  # nobody works there any more
     assert [path.name for path in folder.iterdir()] == ["run"]
 
 
@@ -192,9 +186,7 @@ def test_two_runs_that_race_for_a_directory(folder: Path, monkeypatch: pytest.Mo
 
     build = runs.build
     monkeypatch.setattr(runs, "build", meanwhile)
-    got = fnrfl("run", "rounds=1", "seed=1", "-o", "run")
-    assert got.exit_code == 2
-    assert "run exists already" in got.stderr
+    assert_refused(fnrfl("run", "rounds=1", "seed=1", "-o", "run"), "run exists already")
     assert runs.load("run").model_sha256 == first.model_sha256
     assert sorted(path.name for path in folder.iterdir()) == ["other", "run"]
 
@@ -215,7 +207,7 @@ def test_the_command_line_shows_phases(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(round, told.append)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shown, "Display", display)
-    assert fnrfl("run", "rounds=1", "-q").exit_code == 0
+    fnrfl("run", "rounds=1", "-q", code=0)
     assert told == ["local", "evaluate"]
 
 
@@ -232,7 +224,139 @@ def test_a_model_is_of_use_without_its_data(folder: Path) -> None:
 
 def test_noise_in_a_mask_on_a_table_is_refused_before_anything_is_written(folder: Path) -> None:
     (folder / "t.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(400)))
-    got = fnrfl("run", "dataset=t.csv", "scenario=feature-noise(1, kind=mask)")
-    assert got.exit_code == 2
-    assert "kind=level" in got.stderr
-    assert [path.name for path in folder.iterdir()] == ["t.csv"]
+    assert_refused(fnrfl("run", "dataset=t.csv", "scenario=feature-noise(1, kind=mask)"), "kind=level")
+    assert [*tree(folder)] == ["t.csv"]
+
+
+# -- disks -------------------------------------------------------------------------------------------------------------
+
+RUN = ("run", "rounds=2", "client.epochs=1", "-o", "run", "--quiet", "--checkpoint-every", "0")
+
+
+assert_failed = partial(assert_refused, code=3)
+
+
+def refusing(number: int, original: Callable[..., Any], after: int = 0) -> Callable[..., Any]:
+    """The same function until it has been called so many times; then the system refuses."""
+    calls = iter(range(10**6))
+
+    def function(*given: Any, **named: Any) -> Any:
+        if next(calls) >= after:
+            raise OSError(number, os.strerror(number), "somewhere")
+        return original(*given, **named)
+
+    return function
+
+
+CODES = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EIO]
+
+
+@pytest.mark.parametrize("number", CODES, ids=errno.errorcode.get)
+def test_a_refusal_before_the_first_round_leaves_nothing(
+    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "write", refusing(number, files.write))
+    got = fnrfl(*RUN)
+    assert_failed(got, f"somewhere: {os.strerror(number)}.")
+    assert ("Make room" in got.stderr) == (number in (errno.ENOSPC, errno.EDQUOT))
+    assert not list(folder.iterdir())
+
+
+WRITES = {
+    "log": (events, "append_event", 1),
+    "checkpoint": (checkpoint, "save_checkpoint", 1),
+    "sync": (files, "sync", 6),
+}
+
+
+@pytest.mark.parametrize("number", CODES[:3], ids=errno.errorcode.get)
+@pytest.mark.parametrize("place", WRITES)
+def test_a_refusal_during_a_run_says_how_to_go_on(
+    place: str, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, after = WRITES[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, refusing(number, getattr(module, name), after))
+        assert_failed(fnrfl(*RUN), os.strerror(number), "To go on: fnrfl resume run")
+    fnrfl("resume", "run", "--quiet", code=0)
+    config = load(None, ["rounds=2", "client.epochs=1"])
+    assert runs.load("run").model_sha256 == runs.run(config, out=None).model_sha256
+
+
+def test_what_safetensors_says_of_a_full_disk_is_said_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", full)
+    assert_failed(fnrfl(*RUN), "fnrfl: No space left on device. Make room. To go on: fnrfl resume run")
+
+
+def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "write", refusing(errno.EROFS, files.write))
+    assert isinstance(fnrfl(*RUN, "--debug").exception, OSError)
+
+
+def test_not_enough_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(runs, "run", starved)
+    assert_failed(fnrfl(*RUN), "not enough memory", "engine.clients_at_once")
+
+
+# -- a real one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(folder: Path) -> Iterator[Callable[[str], Path]]:
+    """A small disk in memory, mounted with some options, and again with others."""
+    place = folder / "disk"
+    place.mkdir()
+    mounted = False
+
+    def mount(options: str) -> Path:
+        nonlocal mounted
+        change = "remount," if mounted else ""
+        got = subprocess.run(["mount", "-t", "tmpfs", "-o", change + options, "fnrfl-test", place], capture_output=True)
+        if got.returncode:
+            pytest.skip(f"a disk of one's own cannot be mounted here: {got.stderr.decode().strip()}")
+        mounted = True
+        return place
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_goes_on_once_there_is_room(disk: Callable[[str], Path]) -> None:
+    """At every size from too small for anything to large enough, there is a sentence or a result."""
+    config = load(None, ["algorithm=moon", "rounds=3", "client.epochs=1"])
+    whole = runs.run(config, out=None).model_sha256
+    begun = 0
+    for size in range(4, 700, 60):
+        place = disk(f"size={size}k")
+        line = ("algorithm=moon", "rounds=3", "client.epochs=1", "-q", "--checkpoint-every", "0")
+        got = fnrfl("run", *line, "-o", str(place / "run"))
+        if got.exit_code:
+            assert_failed(got, "No space left on device", "Make room")
+            assert not list(place.glob(".run-*"))
+        way_on = re.search(r"fnrfl resume (\S+)", got.stderr)
+        disk("size=20m")
+        if way_on is not None:
+            begun += 1
+            assert fnrfl("resume", way_on[1], "-q").exit_code == 0
+        if way_on is not None or not got.exit_code:
+            assert runs.load(place / "run").model_sha256 == whole
+        subprocess.run(["rm", "-rf", place / "run"], check=True)
+    assert begun > 2
+
+
+@pytest.mark.slow
+def test_a_read_only_disk(disk: Callable[[str], Path]) -> None:
+    place = disk("size=1m")
+    disk("ro")
+    got = fnrfl("run", "rounds=1", "-q", "-o", str(place / "run"))
+    assert_failed(got, "Read-only file system", str(place))
+    got = fnrfl("scenario", "save", str(place / "split.json"), "iid")
+    assert_failed(got, "Read-only file system")

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +28,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.spatial.distance import jensenshannon
-from typer.testing import CliRunner, Result
 
-import fnrfl.engines.job
-from fnrfl import cli
+from command_line import fnrfl
 from fnrfl.cli import doctor
 from fnrfl.config import RunConfig, load, loads, registry
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.value import Partition
+from fnrfl.engines import job
 from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible
@@ -46,17 +46,12 @@ from fnrfl.runs import run as runs
 from fnrfl.runs.predict import evaluate, predict
 from settings import with_keys
 
-
-def command(*arguments: str, code: int = 0) -> Result:
-    got = CliRunner().invoke(cli.app, list(arguments))
-    assert got.exit_code == code, got.output
-    return got
+command = partial(fnrfl, code=0)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(tmp_cwd: Path) -> Path:
+    return tmp_cwd
 
 
 # -- run --dry-run -----------------------------------------------------------------------------------------------------
@@ -91,13 +86,13 @@ def test_a_forecast_is_what_a_run_meters(variant: tuple[str, ...], monkeypatch: 
     monkeypatch.setattr(plan, "_seconds", lambda *_: 1.0)
     forecast = plan.forecast(config)
     taken = {"steps": 0}
-    real = fnrfl.engines.job.local_step
+    real = job.local_step
 
     def counted(*arguments: Any) -> torch.Tensor:
         taken["steps"] += 1
         return real(*arguments)
 
-    monkeypatch.setattr(fnrfl.engines.job, "local_step", counted)
+    monkeypatch.setattr(job, "local_step", counted)
     result = runs.run(config, out=None)
     for way in ("up", "down"):
         told = [forecast.sent[min(t, 1)][way] for t in range(len(result.rounds))]
@@ -133,9 +128,7 @@ def test_a_dry_run_prints_a_config_that_runs_and_writes_nothing(folder: Path) ->
     assert with_keys(resolved, {"engine": asdict(load().engine), "dataset.scale": "auto"}) == load(
         None, ["fnr=on", "rounds=2"]
     )
-    for word in ("steps", "up", "down", "memory", "time", "engine"):
-        assert f"\n# {word} " in got.stdout
-    assert "about" in got.stdout
+    assert all(f"\n# {word} " in got.stdout for word in ("steps", "up", "down", "memory", "time", "engine"))
     assert not list(folder.iterdir())
 
 
@@ -433,72 +426,59 @@ def test_a_table_needs_no_label_column(table: tuple[Path, Path], folder: Path) -
     assert header == ["row", "label", "p_cat", "p_dog", "p_eel"]
 
 
-HOLES: dict[str, Any] = {
-    "nan": np.array([0, np.nan, 2]),
-    "all nan": np.full(3, np.nan),
-    "halves": np.array([0.0, 0.5, 1.0]),
-    "negative": np.array([-1, 0, 1]),
-    "two axes": np.zeros((3, 2)),
-}
+def three(kind: str, labels: object = None, name: str = "new") -> str:
+    """Three examples in a file, with these labels if there are any; of users, those of the second."""
+    rows, path = [[at, 2, 3, at] for at in range(3)], Path(f"{name}.{kind}")
+    if kind == "npz":
+        np.savez(path, x=np.array(rows, np.float32), **({} if labels is None else {"y": np.array(labels)}))
+    elif kind == "csv":
+        cells = [["a", "b", "c", "d"], *rows]
+        cells = [[*row, word] for row, word in zip(cells, ["label", *labels], strict=True)] if labels else cells
+        path.write_text("\n".join(",".join(map(str, row)) for row in cells))
+    else:
+        users = {user: {"x": rows, "y": y} for user, y in (("a", [0, 1, 2]), ("b", labels or [0, 1, 2]))}
+        path.write_text(json.dumps({"users": [*users], "num_samples": [3, 3], "user_data": users}))
+    return str(path)
 
 
-@pytest.mark.parametrize("y", HOLES.values(), ids=HOLES)
-def test_labels_of_arrays_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path], y: np.ndarray) -> None:
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    np.savez("new.npz", x=x)
-    np.savez("labelled.npz", x=x, y=y)
-    np.savez("parts.npz", x_train=x, y_train=[0, 1, 2], x_test=x, y_test=y)
-    plain = predict(table[0], "new.npz")
-    assert predict(table[0], "labelled.npz").to_csv() == plain.to_csv()
-    assert predict(table[0], (x, y)).to_csv() == plain.to_csv()
-    assert predict(table[0], "parts.npz").labels == 2 * plain.labels
-    for data in ("labelled.npz", "parts.npz", (x, y)):
-        with pytest.raises(ConfigError, match="label"):
+NEEDLESS: list[tuple[str, Any]] = [
+    ("npz", [0, np.nan, 2]), ("npz", [np.nan] * 3), ("npz", [0, 0.5, 1]), ("npz", [-1, 0, 1]), ("npz", [[0, 0]] * 3),
+    ("csv", ("cat", "", "?")), ("csv", ("cat", "cow", "dog")), ("csv", ("1", "1.5", "1.0")),
+    ("json", [0, None, 2]), ("json", [0, float("nan"), 2]), ("json", ["cat", "dog", "eel"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "labels"), NEEDLESS, ids=str)
+def test_labels_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path], kind: str, labels: Any) -> None:
+    plain = predict(table[0], three(kind))
+    given: list[Any] = [three(kind, labels, "labelled")]
+    if kind == "npz":
+        arrays = dict(np.load(given[0]))
+        given.append((arrays["x"], arrays["y"]))
+    for data in given:
+        assert predict(table[0], data).to_csv() == plain.to_csv()
+        with pytest.raises((ConfigError, CompatibilityError), match="label|class"):
             evaluate(table[0], data)
-    for first, second in (("new", "labelled"), ("labelled", "new")):  # two clients, one with labels
-        sites = Path(f"{first}-first")
+    for clients in itertools.permutations([three(kind), given[0]]) if kind != "json" else ():  # one has no labels
+        sites = Path(f"{Path(clients[0]).stem}-first")
         sites.mkdir()
-        for name, file in (("A", first), ("B", second)):
-            shutil.copy(f"{file}.npz", sites / f"{name}.npz")
+        for name, file in zip("AB", clients, strict=True):
+            shutil.copy(file, sites / f"{name}.{kind}")
         assert predict(table[0], str(sites)).labels == 2 * plain.labels
 
 
-def test_labels_of_users_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path]) -> None:
-    def written(**labels: list[object]) -> str:
-        data = {user: {"x": [[at, 2, 3, at] for at in range(3)], "y": y} for user, y in labels.items()}
-        tree = {"users": [*data], "num_samples": [3] * len(data), "user_data": data}
-        Path("users.json").write_text(json.dumps(tree))
-        return "users.json"
-
-    plain = predict(table[0], written(a=[0, 1, 2], b=[0, 1, 2])).to_csv()
-    for y in ([0, None, 2], [0, float("nan"), 2], ["cat", "dog", "eel"]):
-        assert predict(table[0], written(a=[0, 1, 2], b=y)).to_csv() == plain
-        with pytest.raises(ConfigError, match="label"):
-            evaluate(table[0], "users.json")
+def test_labels_of_the_training_part_stop_no_prediction(table: tuple[Path, Path]) -> None:
+    x = np.load(three("npz"))["x"]
+    np.savez("parts.npz", x_train=x, y_train=[0, 1, 2], x_test=x, y_test=[0, np.nan, 2])
+    assert predict(table[0], "parts.npz").labels == 2 * predict(table[0], "new.npz").labels
+    with pytest.raises(ConfigError, match="label"):
+        evaluate(table[0], "parts.npz")
 
 
 def test_examples_without_a_label_are_counted_where_labels_are_needed(table: tuple[Path, Path]) -> None:
     np.savez("new.npz", x=np.zeros((4, 4), np.float32), y=[0, np.nan, 1, np.nan])
     with pytest.raises(ConfigError, match=r"^y of new.npz holds the label nan \(example 1, 2 in all\)"):
         evaluate(table[0], "new.npz")
-
-
-@pytest.mark.parametrize("labels", [("cat", "", "?"), ("cat", "cow", "dog"), ("1", "1.5", "1.0")])
-def test_labels_that_nobody_needs_stop_no_prediction(table: tuple[Path, Path], labels: tuple[str, ...]) -> None:
-    rows = [f"{at},2,3,{at}" for at in range(3)]
-    Path("new.csv").write_text("\n".join(["a,b,c,d", *rows]))
-    with_labels = "\n".join(f"{row},{label}" for row, label in zip(rows, labels, strict=True))
-    Path("labelled.csv").write_text(f"a,b,c,d,label\n{with_labels}")
-    plain = predict(table[0], "new.csv")
-    assert predict(table[0], "labelled.csv").to_csv() == plain.to_csv()
-    with pytest.raises((ConfigError, CompatibilityError), match="label|class"):
-        evaluate(table[0], "labelled.csv")
-    for first, second in (("new.csv", "labelled.csv"), ("labelled.csv", "new.csv")):  # two clients, one with labels
-        sites = Path(f"{Path(first).stem}-first")
-        sites.mkdir()
-        for name, path in (("A", first), ("B", second)):
-            (sites / f"{name}.csv").write_text(Path(path).read_text())
-        assert predict(table[0], str(sites)).labels == 2 * plain.labels
 
 
 @pytest.mark.parametrize(
@@ -637,9 +617,8 @@ HOLD += "with alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.rea
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    words, pipe = [sys.executable, "-c", HOLD, str(folder)], subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process

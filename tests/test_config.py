@@ -46,6 +46,13 @@ def plain(*overrides: str) -> RunConfig:
     return loads("", overrides)
 
 
+def refusal(*overrides: str) -> str:
+    """The sentence with which overrides are refused."""
+    with pytest.raises(ConfigError) as refused:
+        loads("", overrides)
+    return str(refused.value)
+
+
 # ---- keys and recipes ----
 
 
@@ -146,10 +153,6 @@ def test_every_control_character_survives_the_round_trip() -> None:
     resolved = loads("", {"dataset": awkward})
     assert resolved.dataset.name == awkward
     assert loads(resolved.to_toml()) == resolved
-
-
-def test_the_hash_tells_configs_apart() -> None:
-    assert plain("seed=1").sha256 == plain("seed=1").sha256 != plain("seed=2").sha256
 
 
 def test_a_config_cannot_be_changed_only_replaced() -> None:
@@ -284,59 +287,53 @@ def test_the_honest_protocol_has_no_leak() -> None:
 
 @pytest.mark.parametrize("leak", [leak.name for leak in dataclasses.fields(LeakOptions)])
 def test_the_honest_protocol_refuses_every_leak(leak: str) -> None:
-    with pytest.raises(ConfigError, match=rf'^leaks\.{leak} = true is a leak; set protocol = "paper", which .*\.$'):
-        plain(f"leaks.{leak}=true")
+    said = refusal(f"leaks.{leak}=true")
+    assert f"leaks.{leak} = true is a leak" in said and 'protocol = "paper"' in said
 
 
 # ---- refusals ----
 
-REFUSED = {
-    "client.lrr=1": "Unknown key client.lrr: did you mean client.lr?",
-    "lr=1": "Unknown key lr: did you mean client.lr or fnr.lr?",
-    "rouns=1": "Unknown key rouns: did you mean rounds?",
-    "zzz=1": "Unknown key zzz; `fnrfl list keys` prints all of them.",
-    "fnr.wieght=1": "Unknown key fnr.wieght: did you mean fnr.weight?",
-    "client.lr.x=1": "client.lr is not a section: it must be a number > 0.",
-    "algorithm.mu=1": "Unknown key algorithm.mu: with fedavg, the keys of [algorithm] are algorithm.name.",
-    "client=3": "client is a section and cannot be given a value; set its keys, such as client.optimizer.",
-    "rounds=0": "rounds = 0 is not allowed: it must be a whole number >= 1 (default 10).",
-    "rounds=2.5": "rounds = 2.5 is not allowed: it must be a whole number >= 1 (default 10).",
-    "rounds=many": 'rounds = "many" is not allowed: it must be a whole number >= 1 (default 10).',
-    "rounds=[1, 2]": "rounds = [1, 2] is not allowed",
-    "seed=true": "seed = true is not allowed: it must be a whole number >= 0 (default 0).",
-    "seed=-1": "seed = -1 is not allowed",
-    "participation=0": "participation = 0 is not allowed: it must be a number > 0 and <= 1 (default 1.0).",
-    "participation=1.5": "participation = 1.5 is not allowed",
-    "client.lr=nan": "client.lr = nan is not allowed",
-    "client.lr=inf": "client.lr = inf is not allowed",
-    "client.momentum=1": "client.momentum = 1 is not allowed",
-    "client.optimizer=sdg": 'client.optimizer = "sdg" is not allowed: it must be "sgd" or "adam" (default "sgd").',
-    "client.nonfinite=ignore": 'client.nonfinite = "ignore" is not allowed: it must be "fail" or "skip"',
-    "engine.deterministic=1": "engine.deterministic = 1 is not allowed: it must be true or false (default true).",
-    "engine.threads=0": 'engine.threads = 0 is not allowed: it must be a whole number >= 1 or "auto"',
-    "public.size=1.0": "public.size = 1.0 is not allowed: it must be a number >= 0 and < 1 or a whole number >= 0",
-    "name=": 'name = "" is not allowed: it must be the name of one folder',
-    "fnr=maybe": 'fnr = "maybe" is not allowed: it must be "on", "off" or a section.',
-    "fnr.lr=0": 'fnr.lr = 0 is not allowed: it must be a number > 0 or "client" (default "client").',
-    "public.source=test": 'public.source = "test" is a leak; set protocol = "paper", which labels it, or public.source',
-    "algorithm=fedprx": 'algorithm.name = "fedprx" is not known. Did you mean fedprox? Choose one of ',
-    "algorithm=fnr": 'algorithm.name = "fnr" is not a method: FNR wraps any method. Set fnr = "on" instead.',
-    "algorithm=3": 'algorithm.name = "3" is not known.',
-    "algorithm=no_such_module:Method": 'algorithm.name = "no_such_module:Method" cannot be imported',
-    "algorithm=json:loads": "must be a dataclass that derives from fnrfl's Algorithm.",
-    "model=resnet1(head=10)": 'model = "resnet1(head=10)" is not known. Did you mean resnet18?',
-    "scenario=label-dirichle(0.1)": "Did you mean 'label-dirichlet'?",
-    "rounds": '"rounds" is not an override; write key=value, as in client.lr=0.1.',
-    "=3": '"=3" is not an override',
-}
+# What is typed, and pieces of the sentence: the value, the rule, the way out.
+REFUSED: dict[str, tuple[str, ...]] = {
+    "client.lrr=1": ("client.lrr", "client.lr?"), "cleint.lr=1": ("cleint.lr", "client.lr"),
+    "lr=1": ("client.lr or fnr.lr?",), "rouns=1": ("mean rounds?",), "fnr.wieght=1": ("mean fnr.weight?",),
+    "client-lr=3": ("client-lr", "client.lr"), "zzz=1": ("Unknown key zzz", "`fnrfl list keys`"),
+    "client.lr.x=1": ("client.lr is not a section", "a number > 0"), "client=3": ("is a section", "client.optimizer"),
+    "algorithm.mu=1": ("algorithm.mu", "with fedavg", "algorithm.name"),
+    "algorithm=fedprx": ('"fedprx"', "mean fedprox?"), "algorithm=fnr": ('Set fnr = "on"',),
+    "algorithm=3": ('algorithm.name = "3"',), "algorithm=json:loads": ("must be a dataclass", "Algorithm"),
+    "algorithm=no_such_module:Method": ('"no_such_module:Method" cannot be imported',),
+    "rounds=0": ("rounds = 0", "a whole number >= 1", "(default 10)"), "rounds=2.5": ("rounds = 2.5", "a whole number"),
+    "rounds=many": ('rounds = "many"', "a whole number"), "rounds='3'": ('rounds = "3"', "a whole number"),
+    "rounds=[1, 2]": ("rounds = [1, 2]",), "seed=true": ("seed = true", ">= 0"), "seed=-1": ("seed = -1",),
+    "participation=0": ("participation = 0", "a number > 0 and <= 1", "1.0"), "participation=1.5": ("= 1.5",),
+    "client.lr=nan": ("client.lr = nan", "> 0"), "client.lr=inf": ("client.lr = inf",), "client.momentum=1": ("= 1 ",),
+    "client.lr=[1.5]": ("client.lr = [1.5]", "a number > 0"), "client.lr={}": ("client.lr = {}", "(default 0.01)"),
+    "client={lr={}}": ("client.lr = {}",), "name={}": ("name = {}", "text"),
+    "client.optimizer=sdg": ('"sdg"', '"sgd" or "adam"', '(default "sgd")'),
+    "client.nonfinite=ignore": ('"ignore"', '"fail" or "skip"'), "engine.deterministic=1": ("= 1 ", "true or false"),
+    "engine.threads=0": ("engine.threads = 0", 'a whole number >= 1 or "auto"'),
+    "public.size=1.0": ("public.size = 1.0", "a number >= 0 and < 1 or a whole number >= 0"),
+    "fnr=maybe": ('fnr = "maybe"', '"on", "off" or a section'), "fnr=2": ("fnr = 2",),
+    "fnr.lr=0": ("fnr.lr = 0", 'a number > 0 or "client"'),
+    "public.source=test": ("a leak", 'protocol = "paper"', "public.source ="),
+    "scenario=label-dirichle(0.1)": ("'label-dirichlet'?",), "scenario=label-dirichlet(": ("label-dirichlet(",),
+    "scenario=label-dirichlet(-1)": ("alpha", "-1"), "scenario=noniid-labeldir": ("NIID-Bench", "niid(label-dirichlet"),
+    "scenario=homo": ("NIID-Bench", "niid(iid)"), "dataset=": ('dataset.name = ""', "empty", '"cifar10"'),
+    "model= ": ("model.name", "empty"), "scenario=": ("scenario",), "public.source=": ("public.source",),
+    "engine=": ("engine.name",), "name=": ('name = ""', "one folder"), "rounds": ('"rounds"', "key=value"),
+    "=3": ('"=3"', "key=value"), "name=\udcff": ("UTF-8",), "dataset=a/\udcff.csv": ("UTF-8",),
+    "dataset=" + "x" * 5000: ("is not known",), "client.lr=" + "[" * 5000: ("a number > 0",),
+    "seed=" + "9" * 5000: ("seed = ",), "x" * 5000 + "=1": ("Unknown key xxx",), "a" * 5000: ("key=value",),
+    "client." * 3000 + "lr=1": ("Unknown key client.client",),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("override", "sentence"), REFUSED.items(), ids=REFUSED)
-def test_mistakes_are_refused_with_a_sentence(override: str, sentence: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        plain(override)
-    assert sentence in str(refusal.value)
-    assert str(refusal.value).endswith((".", "?")) and "\n" not in str(refusal.value)
+@pytest.mark.parametrize("typed", REFUSED, ids=lambda typed: ascii(typed[:30]))
+def test_mistakes_are_refused_with_a_sentence(typed: str) -> None:
+    said = refusal(typed)
+    assert all(piece in said for piece in REFUSED[typed]), said
+    assert said.endswith((".", "?")) and "\n" not in said and len(said) < 1000
 
 
 # What breaks each rule of the table, in its order.
@@ -351,9 +348,7 @@ BREAKING = (
     ("rule", "overrides"), zip(RULES, BREAKING, strict=True), ids=lambda one: getattr(one, "key", "")
 )
 def test_a_broken_rule_is_a_sentence_with_the_value_and_the_way_out(rule: Rule, overrides: list[str]) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        plain(*overrides)
-    said = str(refusal.value)
+    said = refusal(*overrides)
     key, value = overrides[-1].split("=")
     assert key in said and value[:50] in said
     assert rule.key.removesuffix(".name") in said
@@ -369,31 +364,42 @@ def test_rules_hold_where_they_say(overrides: list[str]) -> None:
 
 
 def test_a_leak_that_its_twin_denies_is_refused() -> None:
-    with pytest.raises(ConfigError, match='leaks.public_is_test = true contradicts public.source = "train"; give only'):
-        plain("protocol=paper", "public.source=train", "leaks.public_is_test=true")
+    said = refusal("protocol=paper", "public.source=train", "leaks.public_is_test=true")
+    assert "leaks.public_is_test = true" in said and 'public.source = "train"' in said
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        plain("roundz=3", "client.lr=-1", "clients=x")
-    for part in ("did you mean rounds?", "client.lr = -1", 'clients = "x"'):
-        assert part in str(refusal.value)
+    said = refusal("roundz=3", "client.lr=-1", "clients=x")
+    assert all(part in said for part in ("rounds?", "client.lr = -1", 'clients = "x"'))
 
 
-def test_unreadable_recipes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'There is no recipe "label-skw"\. Did you mean label-skew\? Choose one of '):
-        load("label-skw")
-    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read: No such file"):
-        load(tmp_path / "missing.toml")
-    with pytest.raises(ConfigError, match="cannot be read: .*directory"):
-        load(tmp_path)
-    broken = tmp_path / "broken.toml"
-    broken.write_text("seed = = 3")
-    with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML: .*line 1"):
-        load(broken)
-    broken.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="it is not UTF-8 text"):
-        load(broken)
+@pytest.mark.parametrize(
+    ("recipe", "content", "said"),
+    [
+        ("label-skw", None, ('"label-skw"', "mean label-skew?", "Choose one of")),
+        ("missing.toml", None, ("missing.toml", "No such file")),
+        (".", None, ("directory",)),
+        ("mine.toml", b"seed = = 3", ("not valid TOML", "line 1")),
+        ("mine.toml", b"\xff\xfe\x00", ("UTF-8",)),
+        ("mine.toml", b"[client]\nlr = [1]\n", ("client.lr",)),
+        ("mine.toml", b"[[client]]\nlr = 1\n", ("client",)),
+        ("mine.toml", b"rounds = 1979-05-27\n", ("rounds",)),
+        ("mine.toml", b"[model]\nname = 07:32:00\n", ("must be text",)),
+        ("mine.toml", b"name = true", ("name = true", "must be text")),
+        ("mine.toml", b"a" + b".a" * 5000 + b" = 1", ("a.a.a",)),
+        ("mine.toml", b"[" + b"a." * 5000 + b"a]\nb = 1", ("a.a.a",)),
+        ("mine.toml", b"x = " + b"[" * 100_000, ("too deeply",)),
+        ("mine.toml", b"seed = " + b"9" * 5000, ("mine.toml",)),
+    ],
+)
+def test_unreadable_recipes_are_refused(
+    recipe: str, content: bytes | None, said: tuple[str, ...], tmp_cwd: Path
+) -> None:
+    if content is not None:
+        Path(recipe).write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        load(Path(recipe) if recipe == "." else recipe)
+    assert all(words in str(refused.value) for words in said) and len(str(refused.value)) < 1000
 
 
 # ---- the registry ----
@@ -486,18 +492,12 @@ def test_a_users_method_is_configured_by_its_own_fields(tmp_path: Path, monkeypa
     assert theirs.algorithm.options == {"mu": -1.0, "kind": "a", "lr": 0.5}
     assert registry.load_method(theirs.algorithm.name)(**theirs.algorithm.options) is not None
     assert loads(theirs.to_toml()) == theirs
-    with pytest.raises(ConfigError, match='algorithm.lr = 2 is not allowed: it must be a number > 0 and <= 1 or "cli'):
-        plain("algorithm=their_method:Mine", "algorithm.lr=2")
+    assert 'a number > 0 and <= 1 or "client"' in refusal("algorithm=their_method:Mine", "algorithm.lr=2")
 
 
-def test_a_method_whose_fields_cannot_be_config_values_is_our_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_a_method_is_our_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "algorithms").mkdir()
-    (tmp_path / "algorithms" / "bad.py").write_text("class Bad(Algorithm):\n    x: list[int] = option(1, 'x')\n")
     (tmp_path / "algorithms" / "empty.py").write_text("x = 3\n")
     monkeypatch.setattr(registry, "PACKAGE_FOLDER", tmp_path)
-    with pytest.raises(TypeError, match=r"list\[int\] cannot be read"):
-        registry.options("bad")
     with pytest.raises(TypeError, match="declares no class"):
         registry.options("empty")

@@ -207,7 +207,7 @@ def test_a_closed_output_saves_the_round(
         monkeypatch.setattr(screen, "print", lambda text="", **k: written(text, **k) if text else None)
         return screen
 
-    monkeypatch.setattr(train, "title", lambda config: "")  # which `head -1` would have read
+    monkeypatch.setattr(shown, "title", lambda config: "")  # which `head -1` would have read
     monkeypatch.setattr(train, "print_leaks", lambda *a, **k: None)
     with closed("stdout", monkeypatch):
         monkeypatch.setattr(train, "console", quiet_first)

@@ -66,7 +66,7 @@ class KeyValueCommand(PlainCommand):
 def _as_key(option: str, typed: Sequence[str]) -> str:
     """What should have been typed instead of an option, if it is a key; "" if it is not."""
     from fnrfl.config import describe_keys
-    from fnrfl.config.spelling import same_key
+    from fnrfl.config.typed import same_key
 
     keys = dict.fromkeys(key.name for key in describe_keys() if not key.name.startswith("algorithm."))
     meant = same_key(option.lstrip("-"), [*keys, "algorithm.name"])

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from fnrfl.cli.common import Json, Trust, console, paragraph, print_json, print_table
-from fnrfl.config.spelling import as_known, same_key
+from fnrfl.config.typed import as_known, same_key
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices, nearest
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from fnrfl.cli import common
+from fnrfl.cli import common, display
 from fnrfl.cli.commands import how_to_go_on, print_answer
 from fnrfl.cli.common import Json, Log, Quiet, Trust, console, print_json, print_leaks, print_table, quoted
-from fnrfl.cli.display import display, grid_display, note_on_one_answer, notices, title
-from fnrfl.cli.dry_run import missing_dataset, print_forecast, print_plan
 from fnrfl.core.errors import ConfigError, FnrflError, from_system, out_of_memory, sentence
 from fnrfl.core.words import counted, printable
 from fnrfl.rundir.events import read_events
@@ -93,7 +90,7 @@ def run(
 
     config = load(*common.recipe_and_overrides(recipe, overrides), trust=trust)
     if dry_run:
-        return print_forecast(config, json=json)
+        return display.print_forecast(config, json=json)
     options = {"checkpoint_every": checkpoint_every, "overwrite": overwrite}
     _train(config, choose_run_dir(config, out, overwrite=overwrite), options, log, quiet=quiet, json=json)
 
@@ -159,17 +156,17 @@ def compare(
     folder = out or comparing.default_out(cells)
     screen = console(quiet=quiet, stderr=json or dry_run)
     _note(comparing.about_seeds(seeds), screen)
-    judged: dict[str, Any] = {"metric": comparing.compared_metric(cells, metric).name}
-    judged |= {"baseline": baseline, "target": target}
+    metric = comparing.compared_metric(cells, metric).name
+    how: dict[str, Any] = {"baseline": baseline, "metric": metric, "target": target}
     if dry_run:
-        with grid_display(screen, judged["metric"]) as show:
-            planned = comparing.plan_grid(cells, folder, **judged, progress=show, missing=missing_dataset)
-        return print_plan(planned, folder, json=json)
-    judged |= {"on": on, "workers": workers, "stop_after": comparing.read_duration(stop_after)}
-    judged |= {"checkpoint_every": checkpoint_every, "callbacks": named_loggers(log or ())}
-    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}, compared by {judged['metric']}")
-    with how_to_go_on(HOW_TO_CONTINUE.format), notices(screen, INFO), grid_display(screen, judged["metric"]) as show:
-        found = comparing.compare(cells, folder, progress=show, **judged)
+        with display.grid_display(screen, metric) as show:
+            planned = comparing.plan_grid(cells, folder, **how, progress=show, missing=display.missing_dataset)
+        return display.print_plan(planned, folder, json=json)
+    how |= {"on": on, "workers": workers, "stop_after": comparing.read_duration(stop_after)}
+    how |= {"checkpoint_every": checkpoint_every, "callbacks": named_loggers(log or ())}
+    screen.print(f"{counted(len(cells), 'run')}, kept in {folder}, compared by {metric}")
+    with how_to_go_on(HOW_TO_CONTINUE.format), display.notices(screen), display.grid_display(screen, metric) as show:
+        found = comparing.compare(cells, folder, progress=show, **how)
     _show_comparison(found, screen, json=json)
     if found.left:
         screen.print(f"{counted(found.left, 'run')} would not have ended within {stop_after}. {HOW_TO_CONTINUE}")
@@ -209,12 +206,12 @@ def _train(
     from fnrfl.runs.loggers import named_loggers
 
     options |= {"callbacks": named_loggers(log or ())}
-    screen = console(quiet=quiet, stderr=json)
+    screen, leak = console(quiet=quiet, stderr=json), "leak" if config.leaks_on else ""
     try:
         with how_to_go_on(lambda: _way_on(run_dir, config) or "Nothing was written."):
-            screen.print(title(config))
+            screen.print(display.title(config))
             print_leaks(config.leaks_on, quiet=quiet, stderr=json)
-            with notices(screen, INFO), display(screen, "leak" if config.leaks_on else "", config) as shown:
+            with display.notices(screen), display.display(screen, leak, config) as shown:
                 from fnrfl.runs.run import resume, run  # seconds, with torch: the title is there before
 
                 options |= {"progress": shown.round, "phase": shown.phase}
@@ -227,7 +224,7 @@ def _train(
     screen.print(f"{result.headline}, kept in {result.run_dir}")
     if not json and not quiet:
         _show_sites(result, screen)
-    _note(note_on_one_answer(result), screen)
+    _note(display.note_on_one_answer(result), screen)
     print_leaks(config.leaks_on, quiet=quiet, stderr=json)
     if json:
         print_json(summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from logging import WARNING
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,7 @@ def report(
     """
     from fnrfl.results.report.page import report as write
 
-    with notices(console(stderr=True)):
+    with notices(console(stderr=True), WARNING):
         written = write(run_dirs, out, title=title, metric=metric, plots=plots)
     console(quiet=quiet).print(str(written))
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from fnrfl.config.spelling import as_known
-from fnrfl.config.typed import PassedLabel, toml
+from fnrfl.config.typed import PassedLabel, as_known, toml
 from fnrfl.core.options import Option, Value
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -10,8 +10,7 @@ from pathlib import Path
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
 from fnrfl.config.schema import TWINS, RunConfig, counts_clients
-from fnrfl.config.spelling import same_key
-from fnrfl.config.typed import FlatValues, PassedLabel, shortened, show_value
+from fnrfl.config.typed import FlatValues, PassedLabel, same_key, shortened, show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices, nearest
 from fnrfl.data.reading import parse_image_size

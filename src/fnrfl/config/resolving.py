@@ -14,11 +14,11 @@ from fnrfl.config import registry, schema
 from fnrfl.config.keys import Key
 from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
-from fnrfl.config.spelling import as_known
 from fnrfl.config.typed import (
     FlatValues,
     Overrides,
     PassedLabel,
+    as_known,
     flatten,
     nest,
     parse_toml,

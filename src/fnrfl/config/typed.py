@@ -1,4 +1,4 @@
-"""Values as they were typed, in a file, on a command line or in Python: by dotted key, without shorthands."""
+"""Values and names as they are typed, in a file, on a command line or in Python: by dotted key, without shorthands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fnrfl.core.errors import ConfigError
@@ -18,16 +17,15 @@ FlatValues: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": wheth
 
 SHORTHANDS = ("dataset", "model", "algorithm", "engine")  # `model = "mlp"` is short for `model.name = "mlp"`
 SWITCH = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
+# What others call a key, and what it is called here.
+OTHER_NAMES = {
+    "learning_rate": "lr", "batch_size": "batch", "local_epochs": "epochs", "optimiser": "optimizer",
+    "num_clients": "clients", "num_rounds": "rounds", "fraction": "participation", "data": "dataset",
+    "partition": "scenario", "alpha": "scenario", "beta": "scenario", "method": "algorithm", "network": "model",
+    "device": "engine", "workers": "threads",
+}  # fmt: skip
 DEEPEST = 4  # parts of a key; there are two at most
 LONGEST = 100  # characters of a value that are shown
-
-
-@dataclass(frozen=True)
-class Typed:
-    """A value that is not text, and how it was written: `1e3` is a number, and as a name it is 1e3."""
-
-    value: object
-    text: str
 
 
 class PassedLabel(str):
@@ -55,9 +53,9 @@ class PassedLabel(str):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML, with numbers as they were written."""
+    """TOML as a tree; whatever cannot be read is a TOMLDecodeError."""
     try:
-        return tomllib.loads(text.removeprefix("\ufeff"), parse_float=lambda written: Typed(float(written), written))
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:  # a whole number may have thousands of digits
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise tomllib.TOMLDecodeError(reason) from error
@@ -91,7 +89,8 @@ def read_overrides(overrides: Overrides, text_keys: Collection[str]) -> FlatValu
         key, sign, value = (part.strip() for part in text.partition("="))
         if not key or not sign:
             raise ConfigError(f'"{shortened(text)}" is not an override; write key=value, as in client.lr=0.1.')
-        flat |= flatten({key: _read_value(value)}, text_keys)
+        path = f"{key}.name" if key in SHORTHANDS else key
+        flat |= flatten({key: _read_value(value, path in text_keys)}, text_keys)
     return flat
 
 
@@ -109,21 +108,22 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _read_value(text: str) -> object:
-    """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`."""
+def _read_value(text: str, is_text: bool) -> object:
+    """A TOML value, or where it is none, the word itself: `fnr=on`, `scenario=label-dirichlet(0.1)`, `name=1e3`."""
     try:
         read = parse_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    value = read["value"] if len(read) == 1 else text
-    return value if isinstance(value, str | Mapping | Typed) else Typed(value, text)
+    value = read["value"]
+    return value if len(read) == 1 and (isinstance(value, str | Mapping) or not is_text) else text
 
 
 def _settled(value: object, is_text: bool) -> object:
-    """What a key gets: text as it was typed if the key is text, else the value; of Python's values the plain ones."""
-    if is_text and isinstance(value, Typed):
-        return value.text
-    plain = _plain(value)
+    """What a key gets: of Python's values the plain ones, and numbers as text if the key is text."""
+    plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+    plain = plain.tolist() if hasattr(plain, "tolist") else plain  # of numpy
+    if isinstance(plain, list):
+        plain = [_settled(one, False) for one in plain]
     if not is_text or isinstance(plain, bool):
         return plain
     if isinstance(plain, list | tuple) and all(isinstance(one, int | float) for one in plain):
@@ -131,26 +131,12 @@ def _settled(value: object, is_text: bool) -> object:
     return str(plain) if isinstance(plain, int | float) else plain
 
 
-def _plain(value: object) -> object:
-    """Paths as text and numpy's numbers as Python's, for callers from Python; lists without how they were written."""
-    if isinstance(value, Typed):
-        return _plain(value.value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _switch(value: object) -> bool:
     """Whether `fnr = value` turns refinement on; a section does, even an empty one."""
-    if isinstance(value, Mapping):
-        return True
-    word = value.text if isinstance(value, Typed) else str(value)
-    if word.lower() not in SWITCH:
-        shown = shortened(word) if isinstance(value, Typed) else show_value(value)
-        raise ConfigError(f'fnr = {shown} is not allowed: it must be "on", "off" or a section.')
-    return SWITCH[word.lower()]
+    word = "on" if isinstance(value, Mapping) else str(value).lower()
+    if word not in SWITCH:
+        raise ConfigError(f'fnr = {show_value(value)} is not allowed: it must be "on", "off" or a section.')
+    return SWITCH[word]
 
 
 # -- and back to text --------------------------------------------------------------------------------------------------
@@ -168,3 +154,27 @@ def toml(value: Value) -> str:
 def show_value(value: object) -> str:
     """A value as the user typed it, whatever it is; of an endless one, the beginning."""
     return shortened(toml(value) if isinstance(value, Value) else repr(value))
+
+
+# -- words as people type them -----------------------------------------------------------------------------------------
+
+
+def as_known(word: str, known: Iterable[str]) -> str:
+    """Return the known name that `word` is a spelling of, as FedAvg and fed_avg are of fedavg; else the word itself."""
+    names = list(known)
+    bare = re.compile(r"[-_ .]")
+    alike = [name for name in names if bare.sub("", name.lower()) == bare.sub("", word.lower())]
+    return alike[0] if word not in names and len(alike) == 1 else word
+
+
+def same_key(key: str, known: Iterable[str]) -> list[str]:
+    """Return the known keys that `key` may have meant: those of the same section if there are any."""
+    section, _, word = key.lower().replace("-", "_").rpartition(".")
+    names = list(known)
+    found = _ending_in(word, names) or _ending_in(OTHER_NAMES.get(word, word), names)
+    here = [name for name in found if name.rpartition(".")[0] == section]
+    return here or found
+
+
+def _ending_in(word: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if word in (name.rpartition(".")[2], name.removesuffix(".name"))]
