@@ -31,7 +31,7 @@ from scipy.spatial.distance import jensenshannon
 
 from command_line import fnrfl
 from fnrfl.cli import doctor
-from fnrfl.config import RunConfig, load, loads, registry
+from fnrfl.config import load, loads, registry
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.data import sources
 from fnrfl.data.datasets import load as load_data
@@ -712,9 +712,3 @@ def test_ctrl_c_that_means_something_else_is_left_alone(monkeypatch: pytest.Monk
     thread.start()
     thread.join()
     assert elsewhere == [None]
-
-
-def test_configs_of_forecasts_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_seconds", lambda *_: 1.0)
-    found: RunConfig = plan.forecast(load(None, ["rounds=1"])).config
-    assert "auto" not in (found.engine.name, found.engine.threads, found.engine.clients_at_once)

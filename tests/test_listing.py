@@ -16,6 +16,7 @@ from command_line import fnrfl
 from fnrfl.cli.listing import SUBJECTS, KeyList, cut, key_details, method_details, short_key_lines, short_method_lines
 from fnrfl.config import describe_keys, load, registry
 from fnrfl.config.declarations import INNER, Entry, read_entry
+from fnrfl.core.options import options_of
 from fnrfl.rundir.configs import flat_config
 
 WIDTHS = (40, 60, 80, 120)
@@ -168,7 +169,7 @@ def test_what_is_read_is_what_the_class_says(entry: Entry) -> None:
     assert (entry.module, entry.class_name) == (cls.__module__, cls.__name__)
     needs = cls.needs if isinstance(cls.needs, frozenset) else {INNER}  # a property, of one around another
     assert list(entry.needs) == sorted(needs) and needs <= NEEDS | {INNER}
-    assert entry.traffic == getattr(cls, "traffic", DEFAULT)
+    assert entry.traffic == getattr(cls, "traffic", DEFAULT) and entry.options == options_of(cls)
     assert entry.idea.endswith(".") and "\n" not in entry.traffic
 
 

@@ -70,8 +70,15 @@ def run(
     from fnrfl.runs.run import run as start
 
     words, passed = split_arguments(keys | _given(dataset=dataset, model=model, algorithm=algorithm), init)
-    how: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "checkpoint_every": checkpoint_every}
-    return start(config(recipe, words, trust=trust), passed=passed, out=out, overwrite=overwrite, **how)
+    return start(
+        config(recipe, words, trust=trust),
+        passed=passed,
+        out=out,
+        overwrite=overwrite,
+        checkpoint_every=checkpoint_every,
+        progress=progress,
+        callbacks=callbacks,
+    )
 
 
 def resume(
@@ -167,9 +174,11 @@ def compare(
         axes, passed = split_axes(over or {}, passed)
         lists, listed = comparing.axes_in_words(axes), comparing.seeds_in_list(seeds)
         grid = comparing.grid(recipe, overrides, lists, listed, control=control, trust=trust)
-    how: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "checkpoint_every": checkpoint_every}
-    how |= {"baseline": baseline, "metric": metric, "target": target, "on": on, "workers": workers}
-    return comparing.compare(grid, out or comparing.default_out(grid), passed=passed, stop_after=stop_after, **how)
+    return comparing.compare(
+        grid, out or comparing.default_out(grid), baseline=baseline, metric=metric, target=target, progress=progress,
+        callbacks=callbacks, checkpoint_every=checkpoint_every, passed=passed, on=on, workers=workers,
+        stop_after=stop_after,
+    )  # fmt: skip
 
 
 def report(

@@ -10,22 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fnrfl import usercode
-from fnrfl.config import registry, schema
+from fnrfl.config import registry, schema, typed
 from fnrfl.config.keys import Key
 from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
-from fnrfl.config.typed import (
-    FlatValues,
-    Overrides,
-    PassedLabel,
-    as_known,
-    flatten,
-    nest,
-    parse_toml,
-    read_overrides,
-    shortened,
-    show_value,
-)
+from fnrfl.config.typed import FlatValues, Overrides, PassedLabel, as_known, shortened, show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.training import canonical_class_weights
 from fnrfl.core.words import choices
@@ -72,7 +61,7 @@ def loads(
     """
     recipe = read_keys(text, origin=origin)
     recipe = schema.FIRST_DEFAULTS[""] | recipe if of_run else recipe
-    given = read_overrides(overrides, schema.text_keys())
+    given = typed.read_overrides(overrides, schema.text_keys())
     named = {key: recipe[key] for key in usercode.KEYS if key in recipe and key not in given}
     usercode.check_allowed(named, given, origin=origin, trust=trust, listed=listed_code)  # before anything is imported
     return _resolve(recipe, given, name)
@@ -81,7 +70,7 @@ def loads(
 def read_keys(text: str, *, origin: str) -> FlatValues:
     """Return the values of TOML text by dotted key, before any is checked."""
     try:
-        return flatten(parse_toml(text), schema.text_keys())
+        return typed.flatten(typed.parse_toml(text), schema.text_keys())
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}.") from error
 
@@ -166,7 +155,7 @@ def _checked(values: FlatValues, known: Mapping[str, Key]) -> tuple[FlatValues, 
 
 def _typed(values: FlatValues, refining: bool) -> RunConfig:
     """Return checked values as the objects that use them."""
-    tree = nest(values)
+    tree = typed.nest(values)
     method = tree["algorithm"]
     sections = {name: cls(**tree[name]) for name, cls in schema.section_classes().items() if name != "algorithm"}
     sections |= {"algorithm": MethodOptions(name=method.pop("name"), options=method)}
