@@ -40,7 +40,6 @@ from fnrfl.engines import job
 from fnrfl.flower.deployment import FLOWER_QUIET
 from fnrfl.results import skew
 from fnrfl.rundir.interrupt import interruptible
-from fnrfl.rundir.lock import alone, lock_file
 from fnrfl.runs import forecast as plan
 from fnrfl.runs import run as runs
 from fnrfl.runs.predict import evaluate, predict
@@ -610,53 +609,7 @@ main()
     assert "unknown (ModuleNotFoundError" in got.stdout
 
 
-# -- one run at a time, and Ctrl-C -------------------------------------------------------------------------------------
-
-HOLD = "import sys; from pathlib import Path; from fnrfl.rundir.lock import alone\n"
-HOLD += "with alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-
-
-def holder(folder: Path) -> subprocess.Popen[str]:
-    words, pipe = [sys.executable, "-c", HOLD, str(folder)], subprocess.PIPE
-    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_directory_in_use_is_refused_and_free_afterwards(folder: Path) -> None:
-    process = holder(folder)
-    try:
-        with pytest.raises(ConfigError, match=f"in use by process {process.pid}.*--out"), alone(folder):
-            pass
-    finally:
-        process.communicate("", timeout=30)
-    with alone(folder):
-        assert lock_file(folder).read_text() == f"{os.getpid()}\n"
-    assert not lock_file(folder).exists()
-
-
-def test_the_lock_of_a_killed_process_is_ignored(folder: Path) -> None:
-    process = holder(folder)
-    process.kill()
-    process.communicate(timeout=30)
-    assert lock_file(folder).exists()
-    with alone(folder):
-        pass
-    lock_file(folder).write_text("1\n")  # a number that belongs to somebody by now
-    with alone(folder):
-        pass
-
-
-def test_the_first_ctrl_c_asks_and_the_second_interrupts(capfd: pytest.CaptureFixture[str]) -> None:
-    with interruptible() as stop:
-        assert not stop()
-        signal.raise_signal(signal.SIGINT)
-        assert stop()
-        assert "stopping after this round" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+# -- signals (more in test_ends.py) ------------------------------------------------------------------------------------
 
 
 class Going:
@@ -692,23 +645,14 @@ def test_other_errors_that_python_ignores_are_told_as_before(monkeypatch: pytest
     assert told == [ZeroDivisionError]
 
 
-def test_ctrl_c_that_means_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    try:
-        with interruptible() as stop:
-            signal.raise_signal(signal.SIGINT)
-            assert not stop()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
-    elsewhere: list[object] = []
+def test_a_run_in_a_thread_leaves_signals_alone() -> None:
+    before, elsewhere = signal.getsignal(signal.SIGINT), list[object]()
 
     def inside() -> None:
         with interruptible() as stop:
-            elsewhere.append(stop())
+            elsewhere.extend([stop(), signal.getsignal(signal.SIGINT) is before])
 
     thread = threading.Thread(target=inside)
     thread.start()
     thread.join()
-    assert elsewhere == [None]
+    assert elsewhere == [None, True]
