@@ -70,11 +70,13 @@ def _as_key(option: str, typed: Sequence[str]) -> str:
 
     keys = dict.fromkeys(key.name for key in describe_keys() if not key.name.startswith("algorithm."))
     meant = same_key(option.lstrip("-"), [*keys, "algorithm.name"])
-    words = [*typed, ""]
-    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option or not word)
-    _, sign, value = words[place].partition("=")
+    if not meant:
+        return ""
+    place = next(i for i, word in enumerate(typed) if word.partition("=")[0] == option)
+    _, sign, value = typed[place].partition("=")
+    following = [*typed, ""][place + 1]
     if not sign:
-        value = next((word for word in words[place + 1 : place + 2] if word and not word.startswith("--")), "VALUE")
+        value = following if following and not following.startswith("--") else "VALUE"
     return " or ".join(f"{key.removesuffix('.name')}={value}" for key in meant)
 
 
