@@ -55,11 +55,11 @@ class KeyValueCommand(PlainCommand):
         typed = list(args)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
-            option = getattr(error, "option_name", "")
-            if type(error).__name__ == "NoSuchOption" and (said := _as_key(option, typed)):  # of click, or typer's own
-                error.message = f"There is no option {option}. Keys of the config are typed without dashes: {said}"  # type: ignore[attr-defined]
-                error.possibilities = None  # type: ignore[attr-defined]
+        except Exception as raised:
+            error: Any = raised
+            if type(error).__name__ == "NoSuchOption" and (said := _as_key(error.option_name, typed)):
+                about = f"There is no option {error.option_name}. Keys of the config are typed without dashes"
+                error.message, error.possibilities = f"{about}: {said}", None
             raise
 
 

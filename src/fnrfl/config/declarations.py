@@ -60,19 +60,20 @@ def _parse(path: Path) -> ast.Module:
 def _read_classes(path: Path) -> dict[str, type[_Algorithm]]:
     """Return a stand-in for each class of a file that derives from Algorithm, directly or through another method."""
     classes: dict[str, type[_Algorithm]] = {}
-    names: dict[str, Any] = KNOWN | {"Algorithm": _Algorithm, "MethodWrapper": _Algorithm}
+    methods: dict[str, type[_Algorithm]] = {"Algorithm": _Algorithm, "MethodWrapper": _Algorithm}
+    types: dict[str, Any] = dict(KNOWN)
     for node in _parse(path).body:
         match node:
             case ast.ImportFrom(module=str(module)) if module.startswith(METHODS):
                 other = path.parent / f"{module.removeprefix(METHODS).replace('.', '/')}.py"
                 there = _read_classes(other) if other.exists() else {}  # a folder has none
-                names |= {one.asname or one.name: there[one.name] for one in node.names if one.name in there}
+                methods |= {one.asname or one.name: there[one.name] for one in node.names if one.name in there}
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript(value=ast.Name(id="Literal"))):
-                names[name] = _evaluate(node.value, names)
+                types[name] = _evaluate(node.value, types)
             case ast.ClassDef(name=name):
-                bases = [names[base] for base in map(ast.unparse, node.bases) if base in names]
+                bases = [methods[base] for base in map(ast.unparse, node.bases) if base in methods]
                 if bases:
-                    classes[name] = names[name] = _stand_in(node, bases[0], names)
+                    classes[name] = methods[name] = _stand_in(node, bases[0], types | methods)
     return classes
 
 
