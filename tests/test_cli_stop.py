@@ -284,7 +284,7 @@ def test_a_refusal_during_a_run_says_how_to_go_on(
 
 
 def test_what_safetensors_says_of_a_full_disk_is_said_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", full)
