@@ -246,6 +246,11 @@ def test_equal_scenarios_are_equal_configs() -> None:
     assert plain("scenario= label-dirichlet(alpha = 0.5) ") == plain("scenario=label-dirichlet(0.5)")
 
 
+def test_a_scenario_that_counts_clients_forgets_a_number_that_was_typed_for_another() -> None:
+    assert loads("clients = 5", ["scenario=natural"]).clients == plain("scenario=natural").clients == 0
+    assert loads('clients = 5\nscenario = "natural"').clients == plain("scenario=natural", "clients=5").clients == 5
+
+
 # ---- protocols ----
 
 

@@ -119,6 +119,13 @@ def test_its_options_and_needs_are_checked(keys: str, said: tuple[str, ...]) -> 
     assert not Path("x").exists()
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--json"])
+def test_what_its_file_prints_is_not_in_the_answer(option: str, folder: Path) -> None:
+    (folder / "steady.py").write_text(STEADY + 'print("hello")\n', encoding="utf-8")
+    got = command("run", "digits", "rounds=1", "algorithm=steady:Steady", option, code=0)
+    assert "hello" in got.stderr and "hello" not in got.stdout
+
+
 def test_memory_and_state_last_from_round_to_round_and_notes_reach_the_log() -> None:
     """Ten clients: the sum of what they remember is 0, 10, 20."""
     trained("algorithm=slowing:Slowing", "-o", "run")

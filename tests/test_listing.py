@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from command_line import fnrfl
@@ -123,6 +123,7 @@ def test_other_spellings_of_a_method_are_known() -> None:
     assert "algorithm.server_lr = " in fnrfl("list", "algorithms", "scaffold", "--long").stdout
 
 
+@example("aaaaaaa bbbb", 9)
 @given(st.text(st.characters(categories=("L", "Zs", "Po")), max_size=60), st.integers(8, 80))
 def test_a_cut_line_fits_and_is_the_beginning(text: str, width: int) -> None:
     line = cut(text, width)
@@ -153,6 +154,7 @@ def test_lists_say_what_there_is() -> None:
         return [line.split()[0] for line in fnrfl("list", subject).stdout.splitlines()]
 
     assert names("algorithms") == list(registry.algorithms())
+    assert "fnr" not in registry.algorithms()  # which wraps any of them
     assert names("engines") == ["auto", "loop", "batched", "gpu", "ray", "flower"]
     assert {"digits", "label-skew", "quantity-skew", "mixed", "paper-label-skew"} <= {*names("recipes")}
     assert {"seed", "client.lr", "algorithm.mu", "fnr.weight"} <= {*names("keys")}
