@@ -10,7 +10,6 @@ import typer
 from typer import Argument, Option
 
 from fnrfl.cli.common import Json, Trust, console, paragraph, print_json, print_table
-from fnrfl.config.typed import as_known, same_key
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices, nearest
 
@@ -105,6 +104,8 @@ def _rows(subject: str, prefix: str | None) -> tuple[set[str], list[dict[str, An
 
 def beginning_with(names: Iterable[str], prefix: str | None, subject: str) -> set[str]:
     """The names that a prefix stands for: a name or a section if it is one, else all that begin so."""
+    from fnrfl.config.typed import as_known, same_key
+
     known = list(dict.fromkeys(names))
     if prefix is None:
         return set(known)
