@@ -73,7 +73,11 @@ def grid(
     ordered by seed, so that what is finished can always be compared. `trust` allows code that the recipe names.
     """
     axes = read_axes(over)
-    _check_seeds(seeds, overrides)
+    if not seeds or len(set(seeds)) < len(seeds):
+        given = ", ".join(map(str, seeds)) or "none"
+        raise ConfigError(f"The seeds are {given}; there must be at least one, and each only once, as in 0,1,2.")
+    if any(text.partition("=")[0].strip() == "seed" for text in overrides):
+        raise ConfigError("seed cannot be set in a comparison, where each combination has several; use --seeds.")
     groups = _groups(recipe, overrides, axes, seeds[0], trust)
     if control:
         groups = _with_controls(groups)
@@ -109,7 +113,7 @@ def _groups(
             problems.setdefault(str(error), []).append(", ".join(given))
             continue
         group = Group(_parts(values, config), config)
-        twin = groups.setdefault(_fingerprint(config), group)
+        twin = groups.setdefault(replace(config, name="").to_toml(), group)  # the same run under any name
         if twin.parts != group.parts:
             problems.setdefault(f"{', '.join(given)} is the same as {twin.label}; give it once.", [])
     if problems:
@@ -119,18 +123,10 @@ def _groups(
     return list(groups.values())
 
 
-def _check_seeds(seeds: Sequence[int], overrides: Iterable[str]) -> None:
-    if not seeds or len(set(seeds)) < len(seeds):
-        given = ", ".join(map(str, seeds)) or "none"
-        raise ConfigError(f"The seeds are {given}; there must be at least one, and each only once, as in 0,1,2.")
-    if any(text.partition("=")[0].strip() == "seed" for text in overrides):
-        raise ConfigError("seed cannot be set in a comparison, where each combination has several; use --seeds.")
-
-
 def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
     """What varies, in words, and FNR wherever it is on."""
     parts = [
-        (key, _words(key, _as_resolved(key, value, config)))
+        (key, _words(key, value, config))
         for key, value in values.items()
         if config.fnr is not None or not key.startswith("fnr.")
     ]
@@ -141,15 +137,13 @@ def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
     return tuple(parts)
 
 
-def _as_resolved(key: str, value: str, config: RunConfig) -> str:
-    """A value of a grid in the words of the config, so that FedAvg and fedavg, yes and on are the same."""
-    if key == "fnr":
-        return "off" if config.fnr is None else "on"
+def _words(key: str, value: str, config: RunConfig) -> str:
+    """A key and its value, as the config says it, so that FedAvg and fedavg, yes and on are the same."""
     section, _, word = key.rpartition(".")
-    return str(getattr(config, section).name) if section in SHORTHANDS and word == "name" else value
-
-
-def _words(key: str, value: str) -> str:
+    if key == "fnr":
+        value = "off" if config.fnr is None else "on"
+    elif section in SHORTHANDS and word == "name":
+        value = str(getattr(config, section).name)
     plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     return plain if key in SELF_EXPLAINING else f"{key.removesuffix('.name')} {plain}"
 
@@ -162,29 +156,16 @@ def _with_controls(groups: list[Group]) -> list[Group]:
         if config.fnr is None or not config.fnr.weight or config.protocol != "honest":
             rows.append(group)
             continue
-        known = _control(group, [*groups, *rows])
-        control = known or _without_penalty(group)
-        rows.append(replace(group, control=control.label))
-        if known is None:
-            rows.append(control)
+        flat = flat_config(config)
+        known = (other for other in (*groups, *rows) if is_control(flat_config(other.config), flat, "name"))
+        control = next(known, None)
+        if control is None:
+            parts = (part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
+            control = Group((*parts, ("fnr", "fnr weight 0")), replace(config, fnr=replace(config.fnr, weight=0.0)))
+            rows += [replace(group, control=control.label), control]
+        else:
+            rows.append(replace(group, control=control.label))
     return rows
-
-
-def _control(group: Group, others: Iterable[Group]) -> Group | None:
-    config = flat_config(group.config)
-    return next((other for other in others if is_control(flat_config(other.config), config, "name")), None)
-
-
-def _without_penalty(group: Group) -> Group:
-    parts = tuple(part for part in group.parts if part[0] not in ("fnr", *WEIGHTED))
-    config = group.config
-    config = replace(config, fnr=None if config.fnr is None else replace(config.fnr, weight=0.0))
-    return Group((*parts, ("fnr", "fnr weight 0")), config)
-
-
-def _fingerprint(config: RunConfig) -> str:
-    """Equal for configs of the same run under different names."""
-    return replace(config, name="").to_toml()
 
 
 # -- baselines ---------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fnrfl
 from fnrfl import usercode
@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from fnrfl.runs.passed import PassedObjects
     from fnrfl.runs.setup.build import Built
 
+T = TypeVar("T")
 # Of grid.json. 2: hashes of configs leave out keys at their defaults; in format 1 only names of runs can be compared
 GRID_FORMAT = 2
+RUN_INTO_ANOTHER_FOLDER = "Put it back as it was, or run all of them again into another folder with --out."
+SHOWN_RUNS = 4  # by name, in a sentence
+
+
+def read_file(path: Path, way_out: str, read: Callable[[Any], T]) -> T:
+    """Return what `read` finds in a JSON file of a comparison; one that it cannot read is damaged."""
+    try:
+        return read(json.loads(files.read(path, f"a comparison has a {path.name}")))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}). {way_out}") from error
 
 
 def default_out(cells: Sequence[Cell]) -> Path:
@@ -39,24 +50,19 @@ def check_comparison_folder(out: Path, cells: Sequence[Cell]) -> None:
         if out.exists() and any(found.name != "grid.json.part" for found in out.iterdir()):
             raise ConfigError(f"{out} holds something else than a comparison. Choose another folder with --out.")
         return
-    try:
-        found = json.loads(files.read(path, "a comparison has a grid.json"))
-        written, theirs = int(found["format"]), dict(found["cells"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}). Choose another folder with --out.") from error
+    another = "choose another folder with --out."
+    written, theirs = read_file(path, another.capitalize(), lambda tree: (int(tree["format"]), dict(tree["cells"])))
     if written > GRID_FORMAT:
         raise ConfigError(
             f"{path} has format {written}, and this version reads formats up to {GRID_FORMAT}. Use the version that "
-            "wrote it, or choose another folder with --out."
+            f"wrote it, or {another}"
         )
-    if written < GRID_FORMAT:
-        theirs = {name: ours.get(name) for name in theirs}
-    strange = next((name for name, sha256 in theirs.items() if name not in ours or ours[name] != sha256), None)
-    if strange is not None:
-        how = "with another config" if strange in ours else "which this one has not"
+    strange = (name for name in theirs if name not in ours or (written == GRID_FORMAT and ours[name] != theirs[name]))
+    if (name := next(strange, None)) is not None:
+        how = "with another config" if name in ours else "which this one has not"
         raise ConfigError(
-            f"{out} belongs to another comparison: its run {strange} is one {how}. Repeat the command that made it, "
-            "add to it, or choose another folder with --out."
+            f"{out} belongs to another comparison: its run {name} is one {how}. Repeat the command that made it, "
+            f"add to it, or {another}"
         )
 
 
@@ -93,80 +99,72 @@ def _hash(claims: Mapping[str, str]) -> str:
 
 # -- whether runs belong together --------------------------------------------------------------------------------------
 
-RUN_INTO_ANOTHER_FOLDER = "Put it back as it was, or run all of them again into another folder with --out."
-SHOWN_RUNS = 4  # by name, in a sentence
-
 
 class Members:
-    """The runs of a comparison that were found to belong to it."""
+    """The runs of a comparison that were found to belong to it: `plans` are the configs of its grid, by name."""
 
-    def __init__(self, out: Path, cells: Sequence[Cell]) -> None:
+    def __init__(self, out: Path, plans: Mapping[str, Config], way_out: str = RUN_INTO_ANOTHER_FOLDER) -> None:
+        self._out, self._plans, self._way_out = out, plans, way_out
+        self._known: dict[str, Origin] = {}
+        self._pairs = origin.Pairs(way_out)
+        self._checked_data: list[Config] = []  # the keys of data that was read now
+
+    @classmethod
+    def of_cells(cls, out: Path, cells: Sequence[Cell]) -> Members:
         """Check every run that has begun; the first that does not belong is refused."""
-        self.out, self.cells = out, cells
-        self.known: dict[str, Origin] = {}
-        self.pairs = origin.Pairs(RUN_INTO_ANOTHER_FOLDER)
-        self.checked_data: list[Config] = []  # the keys of data that was read now
+        found = cls(out, {cell.name: flat_config(cell.config) for cell in cells})
         for cell in cells:
             if _has_begun(out / cell.name):
-                self.add(cell)
+                found.add(cell.name)
+        return found
 
-    def add(self, cell: Cell) -> None:
-        """Check the run of a cell against its config and against the runs that are known."""
-        found = origin.read_origin(self.out / cell.name)
-        self._check_config(cell, found)
-        self.pairs.add(found)
-        self.known[cell.name] = found
+    def add(self, name: str, run: Origin | None = None) -> None:
+        """Check a run against its config and against the runs that are known."""
+        run, planned = run or origin.read_origin(self._out / name), self._plans[name]
+        if planned and differing_from_plan(planned, run.config):  # a grid of the first format has names alone
+            raise ConfigError(wrong_run(run.folder, planned, run.config, self._plans, self._way_out))
+        self._pairs.add(run)
+        self._known[name] = run
 
-    def check(self, cell: Cell, built: Built) -> None:
+    def check(self, name: str, built: Built) -> None:
         """Refuse a run that has not begun if its data or its split is not that of the runs that have."""
-        self.checked_data.append(data_keys(flat_config(cell.config)))
+        self._checked_data.append(data_keys(self._plans[name]))
         header = {"data": {"sha256": built.dataset.checksum}}
-        self.pairs.check(Origin(self.out / cell.name, "", flat_config(cell.config), header, built.manifest()))
+        self._pairs.check(Origin(self._out / name, "", self._plans[name], header, built.manifest()))
 
     def refuse_changed_code(self) -> None:
         """Refuse runs whose modules of the user's own are no longer what they were when the runs began."""
-        for module in dict.fromkeys(module for run in self.known.values() for module in run.code):
+        for module in dict.fromkeys(module for run in self._known.values() for module in run.code):
             now = usercode.find_source(module)
-            others = [run for run in self.known.values() if now and run.code.get(module, now.sha256) != now.sha256]
-            if now is not None and now.sha256 is not None and others:
+            if now is None or now.sha256 is None:
+                continue
+            if others := [run for run in self._known.values() if run.code.get(module, now.sha256) != now.sha256]:
+                names = [str(run.folder) for run in others]
+                more = f" and {len(names) - SHOWN_RUNS} more" if len(names) > SHOWN_RUNS else ""
                 raise ConfigError(
-                    f"{now.place} has changed since {_listed(others)} began: its sha256 was "
+                    f"{now.place} has changed since {', '.join(names[:SHOWN_RUNS])}{more} began: its sha256 was "
                     f"{origin.short_hash(others[0].code[module])} and is {origin.short_hash(now.sha256)}, and a "
-                    f"comparison is of one code. {RUN_INTO_ANOTHER_FOLDER}"
+                    f"comparison is of one code. {self._way_out}"
                 )
 
-    def refuse_changed_data(self, passed: PassedObjects) -> None:
+    def refuse_changed_data(self, cells: Iterable[Cell], passed: PassedObjects) -> None:
         """Refuse runs whose data is not what they began with; that of runs which were built now has been checked."""
         from fnrfl.runs.data import data_hash_now
 
-        for cell in self.cells:
-            found = self.known.get(cell.name)
-            if found is None or data_keys(found.config) in self.checked_data or not _of_this_version(found):
+        for cell in cells:
+            run = self._known.get(cell.name)
+            if run is None or data_keys(run.config) in self._checked_data:
                 continue
-            self.checked_data.append(data_keys(found.config))
+            if dict(run.header.get("versions") or {}).get("fnrfl") != fnrfl.__version__:
+                continue  # another version may compute a hash in another way
+            self._checked_data.append(data_keys(run.config))
             now = data_hash_now(cell.config, passed)
-            if now is not None and now != found.data:
+            if now is not None and now != run.data:
                 raise ConfigError(
-                    f"dataset = {value_in_words(cell.config.dataset.name)} is not the data that {found.folder} was "
-                    f"begun with: its sha256 was {origin.short_hash(found.data)} and is {origin.short_hash(now)}. "
-                    f"{RUN_INTO_ANOTHER_FOLDER}"
+                    f"dataset = {value_in_words(cell.config.dataset.name)} is not the data that {run.folder} was "
+                    f"begun with: its sha256 was {origin.short_hash(run.data)} and is {origin.short_hash(now)}. "
+                    f"{self._way_out}"
                 )
-
-    def _check_config(self, cell: Cell, found: Origin) -> None:
-        planned = flat_config(cell.config)
-        if differing_from_plan(planned, found.config):
-            plans = {other.name: flat_config(other.config) for other in self.cells}
-            raise ConfigError(wrong_run(found.folder, planned, found.config, plans, RUN_INTO_ANOTHER_FOLDER))
-
-
-def _listed(runs: Sequence[Origin]) -> str:
-    names = [str(run.folder) for run in runs]
-    return ", ".join(names[:SHOWN_RUNS]) + (f" and {len(names) - SHOWN_RUNS} more" if len(names) > SHOWN_RUNS else "")
-
-
-def _of_this_version(found: Origin) -> bool:
-    """Whether the run was begun by this version: another one may compute a hash in another way."""
-    return dict(found.header.get("versions") or {}).get("fnrfl") == fnrfl.__version__
 
 
 def _has_begun(folder: Path) -> bool:

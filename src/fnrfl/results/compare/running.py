@@ -6,10 +6,9 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,7 @@ from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_met
 if TYPE_CHECKING:
     from fnrfl.runs.passed import PassedObjects
     from fnrfl.runs.result import Result
-    from fnrfl.runs.workers import On
+    from fnrfl.runs.workers import On, Workers
 
 MANY_ALIKE = 100  # cells named one by one may share programs: what is compiled does not depend on their number
 
@@ -70,24 +69,20 @@ def compare(
     is otherwise the same, by `metric`, or that of the methods. Nothing is written unless all groups can be built.
     """
     chosen = check_judged(cells, baseline, metric, target, passed)
-    out, tell = Path(out), progress or (lambda notice: None)
-    alike = MANY_ALIKE if cells[0].named else len(cells)
-    clock = StopAfter(stop_after)
-    how = _RunSettings(out, _objects(passed), callbacks, checkpoint_every, tell, clock, workers, alike)
-    if on != "here":
-        _check_elsewhere(cells, on, how)
-    members = _prepare(cells, how)
+    out, tell, clock = Path(out), progress or (lambda notice: None), StopAfter(stop_after)
+    runner = _Runner(cells, out, tell, passed or _nothing_passed(), callbacks, checkpoint_every, on, workers)
+    members = runner.prepare()
     summaries, failures = dict[str, Summary](), dict[str, str]()
-    for notice, finish in _turns(cells, on, how):
+    for notice, failed in runner.turns(clock):
         cell, kept = notice.cell, notice.what == "kept"
         try:
-            summary = _summary(result := finish(), chosen[1], target)
+            summary = _summary(result := runner.finish(notice, failed), chosen[1], target)
         except (Exception, SystemExit) as error:  # a full memory or disk, or a user's own code: the others may still do
             failures[cell.name] = sentence(error)
             tell(replace(notice, what="failed", error=failures[cell.name]))
         else:
             if not kept:
-                members.add(cell)  # data that changed while the comparison went on ends it
+                members.add(cell.name)  # data that changed while the comparison went on ends it
                 tell(replace(notice, what="done", event=result.rounds[-1]))
             summaries[cell.name] = summary
         if not kept:
@@ -96,6 +91,9 @@ def compare(
     found = replace(summarise(cells, summaries, failures, *chosen), folder=out)
     write_tables(out, found)
     return found
+
+
+# -- what is compared --------------------------------------------------------------------------------------------------
 
 
 def check_judged(
@@ -119,71 +117,46 @@ def compared_metric(cells: Sequence[Cell], name: str | None, passed: PassedObjec
 
     if name is None:
         groups = {cell.group.label: cell.config for cell in cells}
-        return leading_metric(build_algorithm(one, _objects(passed)).personalised for one in groups.values())
-    shared = [load_custom_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
-    own = [metric for metric in shared[0] if all(metric in others for others in shared)]
+        objects = passed or _nothing_passed()
+        return leading_metric(build_algorithm(config, objects).personalised for config in groups.values())
     if name in {"all", *TEST_METRICS} - set(NUMBER_METRICS):
         raise ConfigError(
             f"{name} is not one number, so it cannot be compared. Choose one of {', '.join(NUMBER_METRICS)}."
         )
-    (found,) = select_metrics([name], own, NUMBER_METRICS)
-    mine = next((metric for metric in own if metric.name == found), None)
-    return TEST_METRICS[found] if mine is None else Metric(found, mine.words, mine.higher_is_better)
+    first, *others = [load_custom_metrics(words) for words in dict.fromkeys(cell.config.metrics for cell in cells)]
+    own = {metric.name: metric for metric in first if all(metric in other for other in others)}
+    (found,) = select_metrics([name], list(own.values()), NUMBER_METRICS)
+    return Metric(found, own[found].words, own[found].higher_is_better) if found in own else TEST_METRICS[found]
 
 
-def _objects(passed: PassedObjects | None) -> PassedObjects:
-    """The objects that were passed in, perhaps none."""
+def _nothing_passed() -> PassedObjects:
     from fnrfl.runs.passed import NOTHING_PASSED
 
-    return passed or NOTHING_PASSED
+    return NOTHING_PASSED
 
 
-def _prepare(cells: Sequence[Cell], how: _RunSettings) -> Members:
-    """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
-    check_comparison_folder(how.out, cells)
-    members = Members(how.out, cells)
-    members.refuse_changed_code()
-    _check_groups(cells, members, how)
-    members.refuse_changed_data(how.passed)
-    how.out.mkdir(parents=True, exist_ok=True)
-    write_grid(how.out, cells)
-    return members
+def _summary(result: Result, metric: Metric, target: float | None) -> Summary:
+    """The numbers of a finished run, with those of the metric and the way to the target."""
+    found = result.summary()
+    found |= {f"{metric.name}_last3": result.last3(metric.name), f"{metric.name}_best": result.best(metric.name)}
+    if target is not None:
+        got = reached(result.rounds, target, metric)
+        found |= {"target": target} | {f"{key}_to_target": value for key, value in (asdict(got) if got else {}).items()}
+    return found
 
 
-def _failed_last(cells: Sequence[Cell], out: Path) -> list[Cell]:
-    """The cells in their order, but last those that failed the time before: none of them holds up the others."""
-    try:
-        failed = {failure["cell"] for failure in json.loads((out / "comparison.json").read_text())["failed"]}
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or not a whole one
-        failed = set()
-    return sorted(cells, key=lambda cell: cell.name in failed)
-
-
-@dataclass(frozen=True)
-class _RunSettings:
-    """How cells are run."""
-
-    out: Path
-    passed: PassedObjects
-    callbacks: Sequence[Any]
-    checkpoint_every: float
-    tell: Callable[[Notice], None]
-    stop_after: StopAfter
-    workers: int
-    runs_alike: int
+# -- one cell after another --------------------------------------------------------------------------------------------
 
 
 class StopAfter:
     """The time after which no cell begins, nor one that would not end by then, judged by the median of those done."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._took: list[float] = []
 
     def allows_one_more(self) -> bool:
         """Whether a cell may begin."""
-        if self._end is None:
-            return True
         left = self._end - time.monotonic()
         return left > 0 and left >= (statistics.median(self._took) if self._took else 0.0)
 
@@ -192,137 +165,137 @@ class StopAfter:
         self._took.append(seconds)
 
 
-Turns = Iterator[tuple[Notice, Callable[[], "Result"]]]  # of each cell, and what gives its result or raises
+@dataclass(frozen=True)
+class _Runner:
+    """Carries cells out, in this process or in others."""
 
+    cells: Sequence[Cell]
+    out: Path
+    tell: Callable[[Notice], None]
+    passed: PassedObjects
+    callbacks: Sequence[Any]
+    checkpoint_every: float
+    on: On
+    workers: int
 
-def _turns(cells: Sequence[Cell], on: On, how: _RunSettings) -> Turns:
-    """Yield finished cells, and the others as they come: one after another here, or as they end elsewhere."""
-    notices = [
-        Notice("kept" if is_finished(how.out / cell.name) else "start", cell, number, len(cells))
-        for number, cell in enumerate(_failed_last(cells, how.out), 1)
-    ]
-    if on == "here":
-        for notice in notices:
-            if notice.what == "kept" or how.stop_after.allows_one_more():
-                how.tell(notice)
-                began = time.monotonic()
-                yield notice, partial(_carry_out, notice, how)
-                if notice.what == "start":
-                    how.stop_after.add(time.monotonic() - began)
-        return
-    for notice in (notice for notice in notices if notice.what == "kept"):
-        how.tell(notice)
-        yield notice, partial(_carry_out, notice, how)
-    if new := [notice for notice in notices if notice.what == "start"]:
-        yield from _side_by_side(new, on, how)
+    def prepare(self) -> Members:
+        """Check the folder, the runs in it and every group; then write the grid. What is returned knows the runs."""
+        from fnrfl.process import isolated
+        from fnrfl.runs.setup.build import build
+        from fnrfl.runs.workers import refuse_elsewhere
 
+        if self.on != "here" and self.callbacks:
+            raise ConfigError(
+                f"Loggers and callbacks are in this process, and --on {self.on} runs in others. Leave one out."
+            )
+        for cell in self.cells if self.on != "here" else ():
+            refuse_elsewhere(cell.config, self.passed, self.on)
+        check_comparison_folder(self.out, self.cells)
+        members = Members.of_cells(self.out, self.cells)
+        members.refuse_changed_code()
 
-def _side_by_side(notices: Sequence[Notice], on: On, how: _RunSettings) -> Turns:
-    """Yield cells as they end in other processes."""
-    from fnrfl.runs.workers import process_workers, ray_workers
-
-    first, every, left = notices[0].cell.config, how.checkpoint_every, list(notices)
-    with process_workers(how.workers, every) if on == "processes" else ray_workers(first, every) as workers:
-        busy: dict[Any, tuple[Notice, float]] = {}
-        while left or busy:
-            while left and len(busy) < workers.slots() and how.stop_after.allows_one_more():
-                notice = left.pop(0)
-                how.tell(notice)
-                config, folder = notice.cell.config, how.out / notice.cell.name
-                busy[workers.submit(config, folder)] = notice, time.monotonic()
-            if not busy:
-                return
-            for run, failed in workers.finished([*busy]).items():
-                notice, began = busy.pop(run)
-                how.stop_after.add(time.monotonic() - began)
-                yield notice, partial(_from_elsewhere, notice, how, failed)
-
-
-def _check_elsewhere(cells: Sequence[Cell], on: On, how: _RunSettings) -> None:
-    """Refuse what cannot be carried out in another process."""
-    from fnrfl.runs.workers import refuse_elsewhere
-
-    if how.callbacks:
-        raise ConfigError(f"Loggers and callbacks are in this process, and --on {on} runs in others. Leave one out.")
-    for cell in cells:
-        refuse_elsewhere(cell.config, how.passed, on)
-
-
-def _from_elsewhere(notice: Notice, how: _RunSettings, failed: str) -> Result:
-    """Return the result of a cell that has ended in another process."""
-    if failed:
-        raise FnrflError(failed)
-    folder = how.out / notice.cell.name
-    if not is_finished(folder):
-        raise FnrflError(
-            f"The run has ended on another machine, and {folder} is not on this one. With "
-            "--on ray, --out must be a folder that all machines share."
-        )
-    return _carry_out(notice, how)
-
-
-def _carry_out(notice: Notice, how: _RunSettings) -> Result:
-    """Run the cell that a notice is about, or go on with it if its folder is there."""
-    from fnrfl.runs import run as runs
-
-    def show(event: Event) -> None:
-        how.tell(replace(notice, what="round", event=event))
-
-    config, folder = notice.cell.config, how.out / notice.cell.name
-    options: dict[str, Any] = {
-        "progress": show,
-        "callbacks": how.callbacks,
-        "checkpoint_every": how.checkpoint_every,
-        "runs_alike": how.runs_alike,
-        "passed": how.passed.used_by(config),
-    }
-    return runs.resume(folder, **options) if folder.exists() else runs.run(config, out=folder, **options)
-
-
-def _summary(result: Result, metric: Metric, target: float | None) -> Summary:
-    ways = {f"{metric.name}_last3": result.last3(metric.name), f"{metric.name}_best": result.best(metric.name)}
-    if target is None:
-        return result.summary() | ways
-    got = reached(result.rounds, target, metric)
-    took = {f"{key}_to_target": value for key, value in asdict(got).items()} if got else {}
-    return result.summary() | ways | {"target": target} | took
-
-
-def _check_groups(cells: Sequence[Cell], members: Members, how: _RunSettings) -> None:
-    """Build the first run of every group that has not begun: what cannot go together is known before the first starts.
-
-    The other seeds differ in their draws alone.
-    """
-    from fnrfl.process import isolated
-    from fnrfl.runs.setup.build import build
-
-    problems: dict[str, list[str]] = {}
-    checked: set[str] = set()
-    for number, cell in enumerate(cells, 1):
-        label = cell.group.label
-        if label in checked or (how.out / cell.name).exists() or (cell.named and checked):
-            continue
-        checked.add(label)
-        how.tell(Notice("check", cell, number, len(cells)))
-        try:
+        def check(cell: Cell) -> None:
             with isolated():
-                built = build(cell.config, passed=how.passed)
+                built = build(cell.config, passed=self.passed)
+            members.check(cell.name, built)
+
+        new = [cell for cell in self.cells if not (self.out / cell.name).exists()]
+        check_groups(new[:1] if self.cells[0].named else new, self.cells, check, self.tell)
+        members.refuse_changed_data(self.cells, self.passed)
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_grid(self.out, self.cells)
+        return members
+
+    def turns(self, clock: StopAfter) -> Iterator[tuple[Notice, str]]:
+        """Yield the cells that are finished already, and the others as they can be; and why one failed elsewhere."""
+        left = []
+        for number, cell in enumerate(self._failed_last(), 1):
+            notice = Notice("start", cell, number, len(self.cells))
+            if is_finished(self.out / cell.name):
+                self.tell(kept := replace(notice, what="kept"))
+                yield kept, ""
+            else:
+                left.append(notice)
+        if not left:
+            return
+        with self._begin_workers(left[0].cell.config) as workers:
+            busy: dict[Any, tuple[Notice, float]] = {}
+            while left or busy:
+                while left and len(busy) < workers.slots() and clock.allows_one_more():
+                    notice = left.pop(0)
+                    self.tell(notice)
+                    run = workers.submit(notice.cell.config, self.out / notice.cell.name)
+                    busy[run] = notice, time.monotonic()
+                if not busy:
+                    return
+                for run, failed in workers.finished([*busy]).items():
+                    notice, began = busy.pop(run)
+                    yield notice, failed
+                    clock.add(time.monotonic() - began)
+
+    def finish(self, notice: Notice, failed: str) -> Result:
+        """Run a cell, go on with it if its folder is there, or load it if that is all that is left to do."""
+        from fnrfl.runs import run as runs
+
+        config, folder = notice.cell.config, self.out / notice.cell.name
+        if failed:
+            raise FnrflError(failed)
+        if self.on != "here" and not is_finished(folder):
+            raise FnrflError(
+                f"The run has ended on another machine, and {folder} is not on this one. With "
+                "--on ray, --out must be a folder that all machines share."
+            )
+        options: dict[str, Any] = {
+            "progress": lambda event: self.tell(replace(notice, what="round", event=event)),
+            "callbacks": self.callbacks,
+            "checkpoint_every": self.checkpoint_every,
+            "runs_alike": MANY_ALIKE if self.cells[0].named else len(self.cells),
+            "passed": self.passed.used_by(config),
+        }
+        return runs.resume(folder, **options) if folder.exists() else runs.run(config, out=folder, **options)
+
+    def _failed_last(self) -> list[Cell]:
+        """The cells in their order, but last those that failed the time before: none of them holds up the others."""
+        try:
+            tree = json.loads((self.out / "comparison.json").read_text())
+            failed = {failure["cell"] for failure in tree["failed"]}
+        except (OSError, ValueError, KeyError, TypeError):  # there is none, or not a whole one
+            failed = set()
+        return sorted(self.cells, key=lambda cell: cell.name in failed)
+
+    def _begin_workers(self, config: RunConfig) -> AbstractContextManager[Workers]:
+        """Return what begins runs; here it leaves them to `finish`."""
+        from fnrfl.runs.workers import Workers, process_workers, ray_workers
+
+        if self.on == "ray":
+            return ray_workers(config, self.checkpoint_every)
+        if self.on == "processes":
+            return process_workers(self.workers, self.checkpoint_every)
+        return nullcontext(Workers(lambda: 1, lambda config, folder: folder, lambda runs: dict.fromkeys(runs, "")))
+
+
+def check_groups(
+    new: Sequence[Cell], cells: Sequence[Cell], check: Callable[[Cell], None], tell: Callable[[Notice], None]
+) -> None:
+    """Check a new cell of every group before the first starts; the other seeds differ in their draws alone.
+
+    Each problem is told once, with the groups that have it.
+    """
+    firsts = {cell.group.label: cell for cell in reversed(new)}
+    problems: dict[str, list[str]] = {}
+    for number, cell in enumerate(cells, 1):
+        if firsts.get(cell.group.label) is not cell:
+            continue
+        tell(Notice("check", cell, number, len(cells)))
+        try:
+            check(cell)
         except Exception as error:
-            problems.setdefault(sentence(error), []).append(label)
-        else:
-            members.check(cell, built)
-    refuse_groups(problems)
-
-
-def refuse_groups(problems: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a comparison with groups that cannot be run: each problem is told once, with the groups that have it."""
+            problems.setdefault(sentence(error), []).append(cell.group.label)
     if problems:
         raise ConfigError(" ".join(f"{'; '.join(labels)}: {what}" for what, labels in problems.items()))
 
 
 # -- what it would take ------------------------------------------------------------------------------------------------
-
-RunState = Literal["new", "begun", "finished"]
 
 
 @dataclass(frozen=True)
@@ -330,8 +303,8 @@ class PlannedRun:
     """One run of a grid: how much of it is there, and how long the rest takes."""
 
     cell: Cell
-    state: RunState
-    rounds_done: int
+    state: Literal["new", "begun", "finished"]
+    rounds_done: int  # that need not be repeated
     seconds: float | None  # still to come, an estimate; None where nothing can be timed
 
     def summary(self) -> dict[str, Any]:
@@ -363,49 +336,35 @@ def plan_grid(
     One run of each group is timed for a few steps, since the other seeds differ in their draws alone. `missing` names
     the data set that a config lacks on this machine; such a group is not timed, because that would fetch the data.
     """
-    out, tell = Path(out), progress or (lambda notice: None)
-    check_judged(cells, baseline, metric, target)
-    check_comparison_folder(out, cells)
-    Members(out, cells)
-    there = {cell.name: _found(out / cell.name, cell) for cell in cells}
-    seconds: dict[str, float | None] = {}  # of a whole run, by group
-    problems: dict[str, list[str]] = {}
-    for number, cell in enumerate(cells, 1):
-        label = cell.group.label
-        if label in seconds or there[cell.name][0] == "finished":
-            continue
-        tell(Notice("check", cell, number, len(cells)))
-        try:
-            seconds[label] = None if missing(cell.config) else _forecast_seconds(cell.config)
-        except Exception as error:
-            seconds[label] = None
-            problems.setdefault(sentence(error), []).append(label)
-    refuse_groups(problems)
-    return [PlannedRun(cell, *there[cell.name], _left(cell, *there[cell.name], seconds)) for cell in cells]
-
-
-def _found(folder: Path, cell: Cell) -> tuple[RunState, int]:
-    """(how far a run is, the rounds that need not be repeated)."""
-    if not folder.exists():
-        return "new", 0
-    if is_finished(folder):
-        return "finished", cell.config.rounds
-    try:
-        saved = read_index(folder)
-    except (FnrflError, OSError):  # whoever goes on with it will say what is wrong
-        saved = None
-    return "begun", 0 if saved is None else saved.round
-
-
-def _left(cell: Cell, state: RunState, done: int, seconds: dict[str, float | None]) -> float | None:
-    """Seconds that a run still takes."""
-    if state == "finished":
-        return 0.0
-    whole = seconds[cell.group.label]
-    return None if whole is None else whole * (cell.config.rounds - done) / cell.config.rounds
-
-
-def _forecast_seconds(config: RunConfig) -> float:
     from fnrfl.runs.forecast import forecast
 
-    return forecast(config).seconds
+    check_judged(cells, baseline, metric, target)
+    check_comparison_folder(Path(out), cells)
+    Members.of_cells(Path(out), cells)
+    planned = [_as_planned(cell, Path(out) / cell.name) for cell in cells]
+    whole: dict[str, float] = {}  # seconds of a run, by group
+
+    def time_one(cell: Cell) -> None:
+        if not missing(cell.config):
+            whole[cell.group.label] = forecast(cell.config).seconds
+
+    new = [run.cell for run in planned if run.state != "finished"]
+    check_groups(new, cells, time_one, progress or (lambda notice: None))
+    return [
+        replace(run, seconds=whole[label] * (run.cell.config.rounds - run.rounds_done) / run.cell.config.rounds)
+        if run.state != "finished" and (label := run.cell.group.label) in whole
+        else run
+        for run in planned
+    ]
+
+
+def _as_planned(cell: Cell, folder: Path) -> PlannedRun:
+    """How far a run is; its time is known if nothing is left of it."""
+    if not folder.exists():
+        return PlannedRun(cell, "new", 0, None)
+    if is_finished(folder):
+        return PlannedRun(cell, "finished", cell.config.rounds, 0.0)
+    with suppress(FnrflError, OSError):  # whoever goes on with it will say what is wrong
+        if saved := read_index(folder):
+            return PlannedRun(cell, "begun", saved.round, None)
+    return PlannedRun(cell, "begun", 0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,44 @@ class Row:
         """The leaks that its runs have."""
         return self.config.leaks_on
 
+    def tree(self) -> dict[str, Any]:
+        """Everything that is known about it, in as many levels as it takes."""
+        compared = {key: getattr(self, key) for key in ("baseline", "difference", "control", "penalty")}
+        return self._facts() | {"seeds": self.seeds} | self.metrics | compared
+
+    def line(self) -> dict[str, Any]:
+        """Everything that is known about it, with one number per field."""
+        flat = self._facts() | {
+            "fnr": "off" if self.config.fnr is None else "on",
+            "leaks": f"leak: {', '.join(self.leaks)}" if self.leaks else "",
+        }
+        for name, value in self.metrics.items():
+            flat |= {name: value and value.mean, f"{name}_sd": value and value.sd}
+        for name in dict.fromkeys(("accuracy", self.metric)):
+            value = self.metrics[name]
+            flat |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
+        flat["metric"] = self.metric
+        for name, other, found in (
+            ("difference", self.baseline, self.difference),
+            ("penalty", self.control, self.penalty),
+        ):
+            flat |= {f"{name}_to": other, name: found and found.mean}
+            flat |= {f"{name}_{field}": found and getattr(found, field) for field in ("low", "high", "p", "n")}
+        return flat
+
+    def _facts(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "group": self.group,
+            "algorithm": config.algorithm.name,
+            "fnr": config.as_dict()["fnr"],
+            "dataset": config.dataset.name,
+            "scenario": config.scenario,
+            "protocol": config.protocol,
+            "leaks": self.leaks,
+            "n": len(self.seeds),
+        }
+
 
 @dataclass(frozen=True)
 class FailedCell:
@@ -67,50 +105,6 @@ class FailedCell:
     group: str
     seed: int
     error: str
-
-
-def as_tree(row: Row) -> dict[str, Any]:
-    """A row with everything that is known about it, in as many levels as it takes."""
-    differences = {
-        "baseline": row.baseline,
-        "difference": row.difference,
-        "control": row.control,
-        "penalty": row.penalty,
-    }
-    return _facts(row) | {"seeds": row.seeds} | row.metrics | differences
-
-
-def as_line(row: Row) -> dict[str, Any]:
-    """A row with one number per field."""
-    flat = _facts(row) | {
-        "fnr": "off" if row.config.fnr is None else "on",
-        "leaks": f"leak: {', '.join(row.leaks)}" if row.leaks else "",
-    }
-    for name, value in row.metrics.items():
-        flat |= {name: value and value.mean, f"{name}_sd": value and value.sd}
-    for name in dict.fromkeys(("accuracy", row.metric)):
-        value = row.metrics[name]
-        flat |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
-    flat["metric"] = row.metric
-    paired = (("difference", row.baseline, row.difference), ("penalty", row.control, row.penalty))
-    for name, other, value in paired:
-        flat |= {f"{name}_to": other, name: value and value.mean}
-        flat |= {f"{name}_{field}": value and getattr(value, field) for field in ("low", "high", "p", "n")}
-    return flat
-
-
-def _facts(row: Row) -> dict[str, Any]:
-    config = row.config
-    return {
-        "group": row.group,
-        "algorithm": config.algorithm.name,
-        "fnr": config.as_dict()["fnr"],
-        "dataset": config.dataset.name,
-        "scenario": config.scenario,
-        "protocol": config.protocol,
-        "leaks": row.leaks,
-        "n": len(row.seeds),
-    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +120,7 @@ class Comparison:
 
     def table(self) -> dict[str, list[Any]]:
         """The rows as columns of equal length, such as pandas.DataFrame takes, every number in full."""
-        lines = [as_line(row) for row in self.rows]
+        lines = [row.line() for row in self.rows]
         return {name: [line[name] for line in lines] for name in lines[0]}
 
     def __repr__(self) -> str:
@@ -161,7 +155,7 @@ class Comparison:
             "leaks": self.leaks,
             "metric": self.metric.name,
             "higher_is_better": self.metric.higher_is_better,
-            "rows": [as_tree(row) for row in self.rows],
+            "rows": [row.tree() for row in self.rows],
             "failed": self.failed,
             "runs": self.runs,
         }
@@ -211,73 +205,85 @@ def _fitting(comparison: Comparison, columns: dict[str, list[str]], width: int) 
     return widths
 
 
-def _explained(metric: str, shown: Collection[str]) -> dict[str, str]:
-    """What some columns mean, by their names."""
-    tested = ", and p of the paired t test, not corrected for the number of rows" if "p" in shown else ""
-    both = " and kappa" if "kappa" in shown else ""
-    return {
-        "difference": f"Differences of {metric} are paired by seed, to the baseline of the same task: mean ± half of "
-        f"the 95 % interval (Student t){tested}.",
-        "penalty": "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
-        "seconds": f"Seconds are of training, without evaluation; they{both} compare only within one device.",
-    }
-
-
 def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     """What must be known to read the table, one sentence or two each; with a width, of the columns that it shows."""
     metric, columns = comparison.metric, _columns(comparison, digits=3)
     shown = columns if width is None else _fitting(comparison, columns, width)
-    plain = metric.name == "accuracy"
-    what = "Accuracy on the test set" if plain else f"{metric.name}, {metric.meaning},"
+    done, total = len(comparison.runs), counted(comparison.cells, "run")
+    known = sum(value.n for row in comparison.rows if (value := row.metrics[metric.name]))
+    own = _of_own_models(comparison)
+    what = "Accuracy on the test set" if metric.name == "accuracy" else f"{metric.name}, {metric.meaning},"
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
-    said = [f"{what} after the last round: mean ± standard deviation over n seeds.{better}"]
-    said += [text for name, text in _explained(metric.name, shown).items() if name in shown]
-    if own := _of_own_models(comparison):
-        said.append(
+    tested = ", and p of the paired t test, not corrected for the number of rows" if "p" in shown else ""
+    both = " and kappa" if "kappa" in shown else ""
+    told = [
+        (done < comparison.cells, f"{done} of {total} {'is' if comparison.cells == 1 else 'are'} finished."),
+        (comparison.leaks, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results."),
+        (True, f"{what} after the last round: mean ± standard deviation over n seeds.{better}"),
+        (done > known, f"{counted(done - known, 'finished run')} without a value of {metric.name}: left out here."),
+        (
+            "difference" in shown,
+            f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half of the "
+            f"95 % interval (Student t){tested}.",
+        ),
+        (
+            "penalty" in shown,
+            "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
+        ),
+        (
+            "seconds" in shown,
+            f"Seconds are of training, without evaluation; they{both} compare only within one device.",
+        ),
+        (
+            own,
             "Where clients have models of their own, accuracy asks each model about the test examples of all clients. "
-            f"{own} asks about {OWN_EXAMPLES[own]}; --metric {own} compares it."
-        )
-    if comparison.leaks:
-        said.insert(0, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
-    known = [row.metrics[metric.name] for row in comparison.rows]
-    without = len(comparison.runs) - sum(value.n for value in known if value is not None)
-    if without:
-        said.insert(1, f"{counted(without, 'finished run')} without a value of {metric.name}: left out here.")
-    if len(comparison.runs) < comparison.cells:
-        are = "is" if comparison.cells == 1 else "are"
-        said.insert(0, f"{len(comparison.runs)} of {counted(comparison.cells, 'run')} {are} finished.")
-    return said + [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
+            f"{own} asks about {OWN_EXAMPLES.get(own or '')}; --metric {own} compares it.",
+        ),
+    ]
+    failed = [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
+    return [sentence for holds, sentence in told if holds] + failed
 
 
 def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     """The table as text, by column."""
-    rows, plain = comparison.rows, f".{digits}f"
+    rows, metric, plain = comparison.rows, comparison.metric.name, f".{digits}f"
+
+    def means(form: str, *names: str, scale: float = 1.0) -> list[str]:
+        """The mean of a number in every row, or of the sum of several."""
+        known = [[value.mean for name in names if (value := row.metrics[name])] for row in rows]
+        return [format(sum(some) * scale, form) if len(some) == len(names) else "-" for some in known]
+
+    def spreads(name: str) -> list[str]:
+        return ["-" if value is None else value.spread(plain) for value in (row.metrics[name] for row in rows)]
+
     columns = {
         "run": [row.group + (" (leak)" if row.leaks else "") for row in rows],
         "n": [str(len(row.seeds)) for row in rows],
-        comparison.metric.name: _spreads(rows, comparison.metric.name, plain),
-        "difference": [_difference(row, plain) for row in rows],
+        metric: spreads(metric),
+        "difference": ["baseline" if row.baseline == row.group else _reach(row, row.difference, plain) for row in rows],
         "p": [_p(row.difference) for row in rows],
     }
     if any(row.control for row in rows):
         columns["penalty"] = [_reach(row, row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
     if own := _of_own_models(comparison):
-        columns[own] = _spreads(rows, own, plain)
+        columns[own] = spreads(own)
     columns |= {
-        "accuracy": _spreads(rows, "accuracy", plain),
-        "last 3": _means(rows, f"{comparison.metric.name}_last3", plain),
-        "best": _means(rows, f"{comparison.metric.name}_best", plain),
-        "worst client": _means(rows, "worst_client", plain),
-        "MiB up": _means(rows, "bytes_up", ".2f", 1 / MIB),
-        "MiB down": _means(rows, "bytes_down", ".2f", 1 / MIB),
-        "MiB": [_traffic(row) for row in rows],
-        "seconds": _means(rows, "seconds_train", ".1f"),
-        "kappa": _means(rows, "kappa", ".0f"),
-        "rho": _means(rows, "rho", ".0f"),
+        "accuracy": spreads("accuracy"),
+        "last 3": means(plain, f"{metric}_last3"),
+        "best": means(plain, f"{metric}_best"),
+        "worst client": means(plain, "worst_client"),
+        "MiB up": means(".2f", "bytes_up", scale=1 / MIB),
+        "MiB down": means(".2f", "bytes_down", scale=1 / MIB),
+        "MiB": means(".1f", "bytes_up", "bytes_down", scale=1 / MIB),
+        "seconds": means(".1f", "seconds_train"),
+        "kappa": means(".0f", "kappa"),
+        "rho": means(".0f", "rho"),
     }
     for target in {run["target"] for run in comparison.runs if "target" in run}:
-        columns |= _target_columns(rows, target)
+        columns[f"rounds to {target:g}"] = means(".1f", "rounds_to_target")
+        columns[f"MiB to {target:g}"] = means(".2f", "bytes_to_target", scale=1 / MIB)
+        columns[f"seconds to {target:g}"] = means(".1f", "seconds_to_target")
     return columns
 
 
@@ -287,38 +293,6 @@ def _of_own_models(comparison: Comparison) -> str | None:
         return None
     own = next((name for name in OWN_EXAMPLES if any(row.metrics[name] for row in comparison.rows)), None)
     return own if own != comparison.metric.name else None
-
-
-def _target_columns(rows: Sequence[Row], target: float) -> dict[str, list[str]]:
-    """What it took to reach an accuracy."""
-    return {
-        f"rounds to {target:g}": _means(rows, "rounds_to_target", ".1f"),
-        f"MiB to {target:g}": _means(rows, "bytes_to_target", ".2f", 1 / MIB),
-        f"seconds to {target:g}": _means(rows, "seconds_to_target", ".1f"),
-    }
-
-
-def _means(rows: Sequence[Row], name: str, form: str, scale: float = 1.0) -> list[str]:
-    """The mean of a number in every row."""
-    found = [row.metrics[name] for row in rows]
-    return ["-" if value is None else format(value.mean * scale, form) for value in found]
-
-
-def _difference(row: Row, form: str) -> str:
-    """A row minus its baseline."""
-    return "baseline" if row.baseline == row.group else _reach(row, row.difference, form)
-
-
-def _traffic(row: Row) -> str:
-    """MiB in both directions."""
-    up, down = row.metrics["bytes_up"], row.metrics["bytes_down"]
-    return "-" if up is None or down is None else f"{(up.mean + down.mean) / MIB:.1f}"
-
-
-def _spreads(rows: Sequence[Row], name: str, form: str) -> list[str]:
-    """The mean of a number in every row, and its spread."""
-    found = [row.metrics[name] for row in rows]
-    return ["-" if value is None else value.spread(form) for value in found]
 
 
 def _reach(row: Row, value: Difference | None, form: str) -> str:
@@ -350,22 +324,22 @@ def summarise(
     Differences are of one metric; a run without a value of it, such as one of an older version, is in no pair.
     """
     groups = {cell.group.label: cell.group for cell in cells}
-    found: dict[str, dict[int, Summary]] = {label: {} for label in groups}
+    seeds: dict[str, dict[int, Summary]] = {label: {} for label in groups}
     for cell in cells:
         if cell.name in summaries:
-            found[cell.group.label][cell.seed] = summaries[cell.name]
-
-    names = _names(summaries.values(), metric)
-    values = {label: _by_seed(metric.name, seeds) for label, seeds in found.items()}
+            seeds[cell.group.label][cell.seed] = summaries[cell.name]
+    own = (name for summary in summaries.values() for name in summary.get(OWN, {}))
+    names = dict.fromkeys((metric.name, f"{metric.name}_last3", f"{metric.name}_best", *METRICS, *own))
+    values = {label: _values(metric.name, found) for label, found in seeds.items()}
     rows = []
     for label, group in groups.items():
-        base = counterpart(group, groups.values(), baseline)
+        base, found = counterpart(group, groups.values(), baseline), seeds[label]
         rows.append(
             Row(
                 label,
                 group.config,
-                tuple(found[label]),
-                {name: _estimate(name, found[label].values()) for name in names},
+                tuple(found),
+                {name: _estimate(name, found) for name in names},
                 base,
                 paired(values[label], values[base]) if base != label else None,
                 group.control,
@@ -382,29 +356,14 @@ def summarise(
     )
 
 
-def _names(summaries: Iterable[Summary], metric: Metric) -> tuple[str, ...]:
-    """The numbers that a row has: first what is compared, those of every run, and metrics of the user's own."""
-    own = (name for summary in summaries for name in summary.get(OWN, {}))
-    compared = (metric.name, f"{metric.name}_last3", f"{metric.name}_best")
-    return tuple(dict.fromkeys((*compared, *METRICS, *own)))
+def _values(name: str, summaries: Mapping[int, Summary]) -> dict[int, float]:
+    """A number of the runs that have it, or their value of a metric of the user's own, by seed."""
+    found = {seed: summary.get(name, summary.get(OWN, {}).get(name)) for seed, summary in summaries.items()}
+    return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def _by_seed(name: str, summaries: Mapping[int, Summary]) -> dict[int, float]:
-    """A number of the runs that have it, by seed."""
-    known = {seed: _number(name, summary) for seed, summary in summaries.items()}
-    return {seed: value for seed, value in known.items() if value is not None}
-
-
-def _estimate(name: str, summaries: Iterable[Summary]) -> Estimate | None:
+def _estimate(name: str, summaries: Mapping[int, Summary]) -> Estimate | None:
     """Over the seeds that have this number; of a way to a target, only if every seed has got there."""
-    values = [_number(name, summary) for summary in summaries]
-    known = [value for value in values if value is not None]
-    if not known or (name.endswith("_to_target") and len(known) < len(values)):
-        return None
-    return estimate(known)
-
-
-def _number(name: str, summary: Summary) -> float | None:
-    """A number of a run, or its value of a metric of the user's own; None where there is none."""
-    value = summary.get(name, summary.get(OWN, {}).get(name))
-    return value if value is not None and math.isfinite(value) else None
+    known = _values(name, summaries)
+    unreached = name.endswith("_to_target") and len(known) < len(summaries)
+    return estimate(list(known.values())) if known and not unreached else None
