@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0", "--remote-allow-origins=*",
 )  # fmt: skip
+
+
+def wait_for(found: Callable[[], Any], otherwise: str) -> Any:
+    for _ in range(1200):
+        if there := found():
+            return there
+        time.sleep(0.05)
+    raise TimeoutError(f"{otherwise} within a minute")
 
 
 class Chromium:
@@ -36,20 +45,14 @@ class Chromium:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        port = self._wait_for(profile / "DevToolsActivePort").splitlines()[0]
+        told = profile / "DevToolsActivePort"
+        port = wait_for(lambda: told.exists() and told.read_text(), "Chromium did not start").splitlines()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             place = next(one for one in json.load(answer) if one["type"] == "page")["webSocketDebuggerUrl"]
         self._socket = websocket.create_connection(place, timeout=60)
         self._number, self.events = 0, list[dict[str, Any]]()
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-
-    def _wait_for(self, file: Path) -> str:
-        for _ in range(600):
-            if file.exists() and file.read_text():
-                return file.read_text()
-            time.sleep(0.1)
-        raise TimeoutError("Chromium did not start within a minute")
 
     def __enter__(self) -> Chromium:
         return self
@@ -87,8 +90,8 @@ class Chromium:
         self.run("1")
         self.events.clear()
         self.call("Page.navigate", url=page.as_uri())
-        while not self.run(f"location.href === {json.dumps(page.as_uri())} && document.readyState === 'complete'"):
-            time.sleep(0.02)
+        there = f"location.href === {json.dumps(page.as_uri())} && document.readyState === 'complete'"
+        wait_for(lambda: self.run(there), f"{page} was not shown")
 
     def click(self, selector: str) -> None:
         """Press what a selector finds first, as a pointer does: it must be there, and be seen."""
@@ -130,12 +133,11 @@ class Chromium:
         before = set(folder.iterdir())
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self.click(selector)
-        for _ in range(500):
-            new = [path for path in set(folder.iterdir()) - before if path.suffix != ".crdownload"]
-            if new:
-                return new[0]
-            time.sleep(0.02)
-        raise TimeoutError(f"{selector} saved nothing")
+
+        def new() -> list[Path]:
+            return [path for path in set(folder.iterdir()) - before if path.suffix != ".crdownload"]
+
+        return wait_for(new, f"{selector} saved nothing")[0]
 
     @property
     def requests(self) -> list[str]:

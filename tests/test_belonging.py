@@ -81,51 +81,81 @@ def test_the_same_comparison_is_kept(here: Path) -> None:
     assert len(compare(cells((0, 1, 2)), "out").runs) == 6
 
 
-def test_folders_that_were_exchanged_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = here / "out/fedavg-seed-0", here / "out/feddf-seed-0"
-    one.rename(here / "aside")
+def swap(out: Path) -> None:
+    one, other, aside = out / "fedavg-seed-0", out / "feddf-seed-0", out.parent / "aside"
+    one.rename(aside)
     other.rename(one)
-    (here / "aside").rename(other)
+    aside.rename(other)
+
+
+def edit_config_and_log(out: Path) -> None:
+    edit(out / "fedavg-seed-1/config.toml", lambda text: text.replace("lr = 0.05", "lr = 0.5"))
+    edit(out / "fedavg-seed-1/events.jsonl", lambda text: text.replace('"lr": 0.05', '"lr": 0.5', 1))
+
+
+def edit_split(out: Path) -> None:
+    path = out / "feddf-seed-0/partition.json"
+    manifest = json.loads(path.read_text())
+    one, other = manifest["positions"][:2]
+    one[0], other[0] = other[0], one[0]
+    path.write_text(json.dumps(manifest))
+
+
+def split_as_another_version(out: Path) -> None:
+    """Each folder agrees with itself."""
+    manifest = json.loads((out / "feddf-seed-1/partition.json").read_text())
+    before = json.loads((out / "feddf-seed-0/partition.json").read_text())["sha256"]
+    (out / "feddf-seed-0/partition.json").write_text(json.dumps(manifest))
+    edit(out / "feddf-seed-0/events.jsonl", lambda text: text.replace(before, manifest["sha256"], 1))
+
+
+def run_with_other_data(out: Path) -> None:
+    write_table(out.parent / "mine.csv", shift=0.5)
+    shutil.rmtree(out / "feddf-seed-1")
+    runs.run(cells()[3].config, out=out / "feddf-seed-1")
+
+
+CHANGES: dict[Callable[[Path], object], tuple[str, ...]] = {
+    swap: (
+        'out/fedavg-seed-0 does not hold the run fedavg-seed-0 of its comparison: algorithm.name is "feddf"',
+        "That is the config of feddf-seed-0: the two folders may have been exchanged.",
+    ),
+    edit_config_and_log: ("client.lr is 0.5 in its config.toml and 0.05 in the grid",),
+    lambda out: shutil.copy(out / "feddf-seed-0/events.jsonl", out / "fedavg-seed-0/events.jsonl"): (
+        "out/fedavg-seed-0/config.toml is not the config that the run was begun with",
+    ),
+    edit_split: ("out/feddf-seed-0/partition.json is not the split that the run was begun with",),
+    split_as_another_version: ("out/fedavg-seed-0 and out/feddf-seed-0 have different splits of the same data",),
+    run_with_other_data: ("out/fedavg-seed-0 and out/feddf-seed-1 are of different data",),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_that_does_not_belong_is_refused(
+    change: Callable[[Path], object], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(here / "out")
     told = refusal(cells(), monkeypatch)
-    assert 'out/fedavg-seed-0 does not hold the run fedavg-seed-0 of its comparison: algorithm.name is "feddf"' in told
-    assert "That is the config of feddf-seed-0: the two folders may have been exchanged." in told
+    assert all(said in told for said in CHANGES[change]), told
 
 
-@pytest.mark.parametrize("log_too", [False, True])
-def test_an_edited_config_is_refused(log_too: bool, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(here / "out/fedavg-seed-1/config.toml", lambda text: text.replace("lr = 0.05", "lr = 0.5"))
-    if log_too:
-        edit(here / "out/fedavg-seed-1/events.jsonl", lambda text: text.replace('"lr": 0.05', '"lr": 0.5', 1))
-        assert "client.lr is 0.5 in its config.toml and 0.05 in the grid" in refusal(cells(), monkeypatch)
-    else:
-        assert "client.lr is 0.5 there and 0.05 in the first line of" in refusal(cells(), monkeypatch)
-
-
-def test_a_run_under_the_config_of_another_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(here / "out/feddf-seed-0/events.jsonl", here / "out/fedavg-seed-0/events.jsonl")
-    told = refusal(cells(), monkeypatch)
-    assert "out/fedavg-seed-0/config.toml is not the config that the run was begun with" in told
-
-
-@pytest.mark.parametrize("wanted", [cells((0, 1, 2)), cells((0, 1), "fedavg,feddf,fedprox")], ids=["seeds", "methods"])
+@pytest.mark.parametrize(
+    ("wanted", "finished", "said"),
+    [
+        (cells((0, 1, 2)), True, "out/fedavg-seed-0 and out/fedavg-seed-2 are of different data"),
+        (cells((0, 1), "fedavg,feddf,fedprox"), True, "out/fedavg-seed-0 and out/fedprox-seed-0 are of different data"),
+        (cells(), True, 'dataset = "mine.csv" is not the data that out/fedavg-seed-0 was begun with: its sha256 was'),
+        (cells(), False, 'dataset = "mine.csv" is not the data that out/fedavg-seed-0 was begun with: its sha256 was'),
+    ],
+    ids=["seeds", "methods", "the same", "unfinished"],
+)
 def test_data_that_changed_between_two_calls_is_refused(
-    wanted: list[Cell], here: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: list[Cell], finished: bool, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(here / "mine.csv", shift=0.5)
-    told = refusal(wanted, monkeypatch)
-    new = "fedavg-seed-2" if len(wanted) == 6 and wanted[-1].seed == 2 else "fedprox-seed-0"
-    assert (
-        f"out/fedavg-seed-0 and out/{new} are of different data" in told
-        and 'dataset = "mine.csv" has the sha256' in told
-    )
-
-
-def test_finished_runs_of_different_data_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_table(here / "mine.csv", shift=0.5)
-    shutil.rmtree(here / "out/feddf-seed-1")
-    runs.run(cells()[3].config, out="out/feddf-seed-1")
-    told = refusal(cells(), monkeypatch)
-    assert "out/fedavg-seed-0 and out/feddf-seed-1 are of different data" in told
+    if not finished:
+        (here / "out/feddf-seed-1/model.safetensors").unlink()
+    assert said in refusal(wanted, monkeypatch)
 
 
 def test_data_that_changes_during_a_comparison_is_refused(here: Path) -> None:
@@ -136,26 +166,6 @@ def test_data_that_changes_during_a_comparison_is_refused(here: Path) -> None:
     with pytest.raises(ConfigError, match="out/fedavg-seed-0 and out/feddf-seed-2 are of different data"):
         compare(cells((0, 1, 2)), "out", progress=change)
     assert json.loads((here / "out/comparison.json").read_text())["done"] == 5
-
-
-def test_a_split_that_was_changed_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = here / "out/feddf-seed-0/partition.json"
-    manifest = json.loads(path.read_text())
-    manifest["positions"][0][0], manifest["positions"][1][0] = manifest["positions"][1][0], manifest["positions"][0][0]
-    path.write_text(json.dumps(manifest))
-    told = refusal(cells(), monkeypatch)
-    assert "out/feddf-seed-0/partition.json is not the split that the run was begun with" in told
-
-
-def test_runs_of_one_seed_with_different_splits_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As two versions would leave them that draw in different ways: each folder agrees with itself."""
-    other = here / "out/feddf-seed-0"
-    manifest = json.loads((here / "out/feddf-seed-1/partition.json").read_text())
-    before = json.loads((other / "partition.json").read_text())["sha256"]
-    (other / "partition.json").write_text(json.dumps(manifest))
-    edit(other / "events.jsonl", lambda text: text.replace(before, manifest["sha256"], 1))
-    told = refusal(cells(), monkeypatch)
-    assert "out/fedavg-seed-0 and out/feddf-seed-0 have different splits of the same data" in told
 
 
 def test_public_data_that_changed_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +184,12 @@ def test_a_run_that_cannot_be_read_fails_alone(here: Path) -> None:
     assert [failure.cell for failure in found.failed] == ["feddf-seed-0"] and len(found.runs) == 3
 
 
-def test_keys_that_an_older_version_did_not_have_are_no_difference(here: Path) -> None:
-    for name in ("config.toml", "events.jsonl"):
+def test_runs_of_an_older_version_are_kept_and_those_whose_data_is_gone(here: Path) -> None:
+    for name in ("config.toml", "events.jsonl"):  # a key that it did not have is no difference
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace('nonfinite = "fail"\n', ""))
         edit(here / "out/fedavg-seed-0" / name, lambda text: text.replace(', "nonfinite": "fail"', "", 1))
+    assert len(compare(cells(), "out").runs) == 4
+    (here / "mine.csv").unlink()
     assert len(compare(cells(), "out").runs) == 4
 
 
@@ -228,16 +240,13 @@ def test_code_that_changed_between_two_calls_is_refused(
     assert "run all of them again into another folder with --out" in told
 
 
-def test_code_that_is_the_same_again_is_kept(own: Path) -> None:
+def test_code_that_is_the_same_again_is_kept_and_runs_that_say_nothing_of_theirs(own: Path) -> None:
     (own / "own_nets.py").write_text("HIDDEN = 5\n")
     (own / "own_nets.py").write_text(OWN_NET)
     seen: list[Notice] = []
     compare(own_cells(), "out", progress=seen.append)
     assert [notice.what for notice in seen] == ["kept"] * 4
-
-
-def test_runs_of_an_older_version_that_say_nothing_of_their_code_are_kept(own: Path) -> None:
-    for log in own.glob("out/*/events.jsonl"):
+    for log in own.glob("out/*/events.jsonl"):  # as an older version leaves them
         edit(log, _without_code)
     (own / "own_nets.py").write_text(OWN_NET + "\nCHANGED = True\n")
     assert len(compare(own_cells(), "out").runs) == 4
@@ -271,19 +280,3 @@ def test_a_model_function_that_was_edited_is_another_one(own: Path) -> None:
     fnrfl.compare("digits", model=make, **asked)
     with pytest.raises(ConfigError, match="with another config"):
         fnrfl.compare("digits", model=edited, **asked)
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_data_that_changed_is_refused_with_the_same_seeds(
-    finished: bool, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_table(here / "mine.csv", shift=0.5)
-    if not finished:
-        (here / "out/feddf-seed-1/model.safetensors").unlink()
-    told = refusal(cells(), monkeypatch)
-    assert 'dataset = "mine.csv" is not the data that out/fedavg-seed-0 was begun with: its sha256 was' in told
-
-
-def test_runs_are_kept_where_their_data_is_gone(here: Path) -> None:
-    (here / "mine.csv").unlink()
-    assert len(compare(cells(), "out").runs) == 4

@@ -13,14 +13,15 @@ from xml.etree import ElementTree
 import pytest
 
 from chromium import BINARY, Chromium
+from fake_runs import EVIL, evil_run, fake_run, leaky, payload, say_test_counts, seeds
 from fnrfl.results.report import report
-from test_report import EVIL, evil_run, fake_run, leaky, payload, say_test_counts
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BINARY is None, reason="needs chromium, a Debian package"),
 ]
 SVG = "{http://www.w3.org/2000/svg}"
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(22, 24, 27)"  # paper
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +36,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for a, algorithm in enumerate(("fedavg", "scaffold")):
         for f, fnr in enumerate(("off", "on")):
-            for seed in range(3):
-                accuracy = 0.7 + 0.06 * a - 0.02 * f + 0.01 * seed * (1 + f)
-                path = folder / f"{algorithm}-{fnr}-{seed}"
-                say_test_counts(
-                    fake_run(path, accuracy=accuracy, algorithm=algorithm, fnr=fnr, seed=seed), [16, 12, 8, 4]
-                )
+            accuracies = [0.7 + 0.06 * a - 0.02 * f + 0.01 * seed * (1 + f) for seed in range(3)]
+            for run in seeds(folder, f"{algorithm}-{fnr}", accuracies, algorithm=algorithm, fnr=fnr):
+                say_test_counts(run, [16, 12, 8, 4])
     fake_run(folder / "noise", scenario="feature-noise(0.5)", clean=True, fnr="on")
     fake_run(folder / "half", done=1, seed=9)
     leaky(folder / "leak", fnr="on")
@@ -58,15 +56,10 @@ def unfold(browser: Chromium) -> None:
     browser.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
 
-def test_no_error_and_no_request(browser: Chromium, page: Path) -> None:
-    browser.show(page)
-    assert browser.complaints == []
-    assert browser.requests == [page.as_uri()]
-
-
-def test_every_chart_is_drawn(browser: Chromium, page: Path) -> None:
+def test_every_chart_is_drawn_without_error_or_request(browser: Chromium, page: Path) -> None:
     browser.show(page)
     unfold(browser)
+    assert browser.complaints == [] and browser.requests == [page.as_uri()]
     empty = """[...document.querySelectorAll(".plot")]
         .filter((p) => !p.closest("[hidden]") && !p.querySelector("svg *")).length"""
     assert browser.run(empty) == 0
@@ -91,36 +84,30 @@ def test_nothing_sticks_out(browser: Chromium, page: Path, width: int) -> None:
 
 def test_tables_sort_both_ways(browser: Chromium, page: Path) -> None:
     browser.show(page)
-
-    def column(index: int) -> list[str]:
-        cells = f"[...document.querySelector('[data-table=results]').tBodies[0].rows].map((r) => r.cells[{index}]"
-        return list(browser.run(f"{cells}.dataset.value)"))
-
     heads = browser.run("[...document.querySelectorAll('[data-table=results] th')].map((h) => h.textContent)")
-    place = heads.index("accuracy, %")
-    press = "[data-table=results] th:nth-child({}) button"
-    browser.click(press.format(place + 1))
-    values = [float(value) for value in column(place)]
+
+    def sorted_by(name: str) -> list[str]:
+        place = heads.index(name)
+        browser.click(f"[data-table=results] th:nth-child({place + 1}) button")
+        rows = "[...document.querySelector('[data-table=results]').tBodies[0].rows]"
+        return list(browser.run(f"{rows}.map((r) => r.cells[{place}].dataset.value)"))
+
+    values = [float(value) for value in sorted_by("accuracy, %")]
     assert values == sorted(values, reverse=True) and len(set(values)) > 3
     assert browser.run("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
-    browser.click(press.format(place + 1))
-    assert [float(value) for value in column(place)] == sorted(values)
-    browser.click(press.format(1))
-    assert column(0) == sorted(column(0))
-    clean = heads.index("accuracy_clean, %")
-    browser.click(press.format(clean + 1))
-    assert column(clean)[0] != "" and column(clean)[-1] == ""  # what has no value stays at the end
+    assert [float(value) for value in sorted_by("accuracy, %")] == sorted(values)
+    names = sorted_by("method")
+    assert names == sorted(names)
+    clean = sorted_by("accuracy_clean, %")
+    assert clean[0] != "" and clean[-1] == ""  # what has no value stays at the end
 
 
 def test_hovering_tells_the_values_of_a_round(browser: Chromium, page: Path) -> None:
     browser.show(page)
     browser.hover("[data-chart=rounds] svg")
     assert browser.seen("#tip") and browser.text("#tip b") == "round 2"
-    rows = browser.run(
-        "[...document.querySelectorAll('#tip div')].map((r) => [r.querySelector('.label'), r.querySelector('em')]"
-        ".map((e) => e.textContent))"
-    )
-    told = dict(rows)
+    texts = "[r.querySelector('.label'), r.querySelector('em')].map((e) => e.textContent)"
+    told = dict(browser.run(f"[...document.querySelectorAll('#tip div')].map((r) => {texts})"))
     for group in payload(page.read_text())["panels"][0]["groups"]:
         if len(group["rounds"]) > 1:
             assert told[group["label"]].startswith(f"{100 * group['curves']['accuracy']['mean'][1]:.2f} %")
@@ -138,17 +125,13 @@ def test_arrow_keys_walk_through_a_chart(browser: Chromium, page: Path) -> None:
     assert not browser.seen("#tip")
 
 
-def test_a_legend_hides_a_line(browser: Chromium, page: Path) -> None:
+def test_a_legend_hides_a_line_and_another_measure_is_one_click_away(browser: Chromium, page: Path) -> None:
     browser.show(page)
     lines = "[data-chart=rounds][data-panel='0'] path.line"
     before = count(browser, lines)
     browser.click("[data-legend='0'] button")
     assert count(browser, lines) == before - 1
     assert browser.seen("[data-legend='0'] button[aria-pressed=false]")
-
-
-def test_another_measure_is_one_click_away(browser: Chromium, page: Path) -> None:
-    browser.show(page)
     chosen = "[data-choices='0'] button[aria-pressed=true]"
     assert browser.text(chosen) == "accuracy"
     browser.click("[data-choices='0'] button:last-child")
@@ -180,11 +163,7 @@ def test_markup_in_names_is_shown_as_text(browser: Chromium, tmp_path: Path) -> 
     assert browser.text("h1") == EVIL and browser.run("document.title") == EVIL
     assert count(browser, "img") == 0 and count(browser, "script") == 2
     assert browser.complaints == []
-
-
-def test_no_other_script_may_run(browser: Chromium, page: Path) -> None:
-    """Should anything get in after all, the page's own policy stops it."""
-    browser.show(page)
+    # should anything get in after all, the page's own policy stops it
     browser.run("const s = document.createElement('script'); s.textContent = 'window.got = 1'; document.body.append(s)")
     assert browser.run("window.got === undefined")
 
@@ -204,17 +183,16 @@ def test_dark_follows_the_system_and_the_button(browser: Chromium, page: Path) -
     def paper() -> str:
         return str(browser.run("getComputedStyle(document.body).backgroundColor"))
 
-    light, dark = "rgb(255, 255, 255)", "rgb(22, 24, 27)"
     browser.show(page)
-    assert paper() == light
+    assert paper() == LIGHT
     browser.show(page, dark=True)
-    assert paper() == dark
+    assert paper() == DARK
     browser.click("#theme")
-    assert paper() == light
+    assert paper() == LIGHT
     browser.show(page, dark=True)
-    assert paper() == light  # it is remembered
+    assert paper() == LIGHT  # it is remembered
     browser.click("#theme")
-    assert paper() == dark
+    assert paper() == DARK
     browser.run("localStorage.clear()")
 
 
@@ -303,9 +281,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_table_is_saved_as_csv_with_numbers_that_a_program_reads(
-    browser: Chromium, page: Path, tmp_path: Path
-) -> None:
+def test_a_table_is_saved_with_numbers_that_a_program_reads(browser: Chromium, page: Path, tmp_path: Path) -> None:
     browser.show(page)
     saved = browser.save("#results .scroll + .exports button", tmp_path / "saved")
     assert saved.name == "results.csv"
@@ -320,11 +296,7 @@ def test_a_table_is_saved_as_csv_with_numbers_that_a_program_reads(
     assert rows["fedavg, label-dirichlet(0.1)"]["accuracy, %, standard deviation"] == "1.00"
     assert rows["majority class"]["accuracy, %"] == "40.00"
     assert browser.complaints == [] and browser.requests == [page.as_uri()]
-
-
-def test_an_interval_is_saved_as_two_numbers(browser: Chromium, page: Path, tmp_path: Path) -> None:
-    browser.show(page)
-    unfold(browser)
+    unfold(browser)  # an interval is saved as two numbers
     browser.run("document.querySelector('[data-table=differences]').closest('.scroll').nextElementSibling.id = 'here'")
     row = rows_of(browser.save("#here button", tmp_path / "saved"))[0]
     low, mean, high = (float(row[name]) for name in ("95 % interval, low", "points", "95 % interval, high"))
@@ -352,21 +324,17 @@ def test_leaks_are_in_everything_that_is_saved(browser: Chromium, page: Path, tm
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_figure_is_saved_whole_and_in_light_colours(
-    browser: Chromium, page: Path, tmp_path: Path, dark: bool
-) -> None:
+def test_a_figure_is_saved_whole_and_light(browser: Chromium, page: Path, tmp_path: Path, dark: bool) -> None:
     browser.show(page, dark=dark)
     root = ElementTree.parse(browser.save("[data-chart=rounds] + .exports button", tmp_path / "saved")).getroot()
     assert root.tag == f"{SVG}svg"
     text = "".join(root.itertext())
     assert "scaffold + FNR, label-dirichlet(0.1)" in text and "round" in text and "leak" not in text
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
-    assert root.find(f"{SVG}rect").get("fill") == "rgb(255, 255, 255)"  # type: ignore[union-attr]
+    assert root.find(f"{SVG}rect").get("fill") == LIGHT  # type: ignore[union-attr]
     strokes = {path.get("stroke") for path in root.iter(f"{SVG}path")}
     assert "rgb(0, 114, 178)" in strokes  # the first colour of the light page
-    assert browser.run("getComputedStyle(document.body).backgroundColor") == (
-        "rgb(22, 24, 27)" if dark else "rgb(255, 255, 255)"
-    )
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == (DARK if dark else LIGHT)
 
 
 def test_every_table_and_figure_can_be_saved(browser: Chromium, page: Path) -> None:

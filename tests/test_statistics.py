@@ -11,6 +11,7 @@ from scipy import stats
 
 from fnrfl.results.statistics import (
     Difference,
+    Estimate,
     Reached,
     _fraction,
     _incomplete_beta,
@@ -60,13 +61,9 @@ def test_tails_are_scipys(t: float, df: int) -> None:
     assert t_tail(t, df) == pytest.approx(stats.t.sf(t, df), rel=1e-9, abs=1e-12)
 
 
-def test_the_median_is_zero() -> None:
-    assert t_quantile(0.5, 3) == 0
-    assert t_tail(0.0, 3) == 0.5
-
-
 @pytest.mark.parametrize(("p", "df"), [(0.0, 3), (1.0, 3), (-0.1, 3), (0.5, 0)])
-def test_what_has_no_quantile_is_refused(p: float, df: int) -> None:
+def test_the_median_is_zero_and_what_has_no_quantile_is_refused(p: float, df: int) -> None:
+    assert (t_quantile(0.5, 3), t_tail(0.0, 3)) == (0, 0.5)
     with pytest.raises(ValueError, match="0 < p < 1"):
         t_quantile(p, df)
 
@@ -91,15 +88,9 @@ def test_intervals_are_scipys(values: list[float]) -> None:
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
 
 
-def test_one_value_has_neither_spread_nor_interval() -> None:
-    found = estimate([0.9])
-    assert (found.n, found.mean, found.sd, found.low, found.high) == (1, 0.9, None, None, None)
-    assert deviation([0.9]) is None
-
-
-def test_equal_values_have_no_spread_and_no_interval() -> None:
-    found = estimate([0.9, 0.9, 0.9])
-    assert (found.mean, found.sd, found.low, found.high) == (pytest.approx(0.9), 0.0, None, None)
+def test_one_value_and_equal_ones_have_no_interval() -> None:
+    assert estimate([0.9]) == Estimate(1, 0.9, None, None, None) and deviation([0.9]) is None
+    assert estimate([0.9, 0.9, 0.9]) == Estimate(3, pytest.approx(0.9), 0.0, None, None)
 
 
 # -- Pairs -------------------------------------------------------------------------------------------------------------
@@ -130,18 +121,18 @@ def test_paired_tests_are_scipys(pairs: list[tuple[float, float]]) -> None:
         assert max(a - b for a, b in pairs) == pytest.approx(min(a - b for a, b in pairs), abs=1e-12)
 
 
-def test_seeds_are_paired_by_number_and_lone_ones_left_out() -> None:
-    assert paired({3: 0.5, 1: 0.75, 9: 1.0}, {1: 0.5, 2: 0.0, 3: 0.5}) == paired({1: 0.25, 3: 0.0}, {1: 0.0, 3: 0.0})
-    assert paired({1: 0.5}, {2: 0.5}) is None
-    assert paired({}, {}) is None
-
-
-def test_one_pair_says_nothing_about_chance() -> None:
-    assert paired({0: 0.75}, {0: 0.5}) == Difference(1, 0.25, None, None, None, None)
-
-
-def test_pairs_without_any_difference_have_p_one() -> None:
-    assert paired({0: 0.9, 1: 0.7}, {0: 0.9, 1: 0.7}) == Difference(2, 0.0, 0.0, None, None, 1.0)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "found"),
+    [
+        ({3: 0.5, 1: 0.75, 9: 1.0}, {1: 0.5, 2: 0.0, 3: 0.5}, paired({1: 0.25, 3: 0.0}, {1: 0.0, 3: 0.0})),
+        ({1: 0.5}, {2: 0.5}, None),
+        ({}, {}, None),
+        ({0: 0.75}, {0: 0.5}, Difference(1, 0.25, None, None, None, None)),  # one pair says nothing about chance
+        ({0: 0.9, 1: 0.7}, {0: 0.9, 1: 0.7}, Difference(2, 0.0, 0.0, None, None, 1.0)),
+    ],
+)
+def test_seeds_are_paired_by_number(ours: dict[int, float], theirs: dict[int, float], found: Difference | None) -> None:
+    assert paired(ours, theirs) == found
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

@@ -87,25 +87,17 @@ def _entropy(shares: Floats) -> Floats:
 
 def binned(counts: npt.ArrayLike) -> Ints:
     """The counts with neighbouring classes taken together, so that there are no more columns than a heat-map has."""
-    counts = np.asarray(counts, dtype=np.int64)
-    classes = counts.shape[1]
-    if classes <= COLUMNS:
-        return counts
-    starts = np.unique(np.arange(COLUMNS) * classes // COLUMNS)
-    return np.add.reduceat(counts, starts, axis=1)
-
-
-def levels(counts: Ints, steps: int) -> Ints:
-    """How dark each cell is, 0 (empty) to steps - 1 (the fullest), by the root of the count so that few still show."""
-    share = np.sqrt(counts / max(1, counts.max()))
-    return np.asarray(np.ceil(share * (steps - 1)), dtype=np.int64)
+    held = np.asarray(counts, dtype=np.int64)
+    few = min(held.shape[1], COLUMNS)
+    return np.add.reduceat(held, np.arange(few) * held.shape[1] // few, axis=1)
 
 
 def heat_map(counts: npt.ArrayLike) -> list[str]:
-    """A line per client, a shade per class."""
-    cells = levels(binned(counts), len(SHADES))
+    """A line per client, a shade per class: by the root of the count, so that few examples still show."""
+    cells = binned(counts)
+    levels = np.ceil(np.sqrt(cells / max(1, cells.max())) * (len(SHADES) - 1)).astype(np.int64)
     width = 2 if cells.shape[1] <= COLUMNS // 2 else 1
-    return ["".join(SHADES[level] * width for level in row) for row in cells]
+    return ["".join(SHADES[level] * width for level in row) for row in levels]
 
 
 def figure(

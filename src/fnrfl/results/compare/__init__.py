@@ -7,17 +7,20 @@ print(found.to_markdown())
 
 from __future__ import annotations
 
-from fnrfl.results.compare.cells import Cell, Group, grid, named_cells
-from fnrfl.results.compare.folder import default_out
-from fnrfl.results.compare.lists import (
+from fnrfl.results.compare.cells import (
+    Cell,
+    Group,
     about_seeds,
     axes_in_words,
+    grid,
+    named_cells,
     overrides_in_words,
     read_duration,
     read_seeds,
     seeds_in_list,
     split_commas,
 )
+from fnrfl.results.compare.folder import default_out
 from fnrfl.results.compare.running import Notice, PlannedRun, compare, compared_metric, plan_grid
 from fnrfl.results.compare.tables import METRICS, Comparison, FailedCell, Row, notes, summarise, table
 

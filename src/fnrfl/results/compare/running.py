@@ -153,16 +153,12 @@ class StopAfter:
 
     def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self._took: list[float] = []
+        self.took: list[float] = []  # seconds of each cell that has ended
 
     def allows_one_more(self) -> bool:
         """Whether a cell may begin."""
         left = self._end - time.monotonic()
-        return left > 0 and left >= (statistics.median(self._took) if self._took else 0.0)
-
-    def add(self, seconds: float) -> None:
-        """Count a cell that has ended."""
-        self._took.append(seconds)
+        return left > 0 and left >= (statistics.median(self.took) if self.took else 0.0)
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,7 @@ class _Runner:
                 for run, failed in workers.finished([*busy]).items():
                     notice, began = busy.pop(run)
                     yield notice, failed
-                    clock.add(time.monotonic() - began)
+                    clock.took.append(time.monotonic() - began)
 
     def finish(self, notice: Notice, failed: str) -> Result:
         """Run a cell, go on with it if its folder is there, or load it if that is all that is left to do."""

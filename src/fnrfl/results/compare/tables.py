@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,61 +205,50 @@ def _fitting(comparison: Comparison, columns: dict[str, list[str]], width: int) 
     return widths
 
 
+def _explained(metric: str, shown: Collection[str]) -> dict[str, str]:
+    """What some columns mean, by their names."""
+    tested = ", and p of the paired t test, not corrected for the number of rows" if "p" in shown else ""
+    both = " and kappa" if "kappa" in shown else ""
+    return {
+        "difference": f"Differences of {metric} are paired by seed, to the baseline of the same task: mean ± half of "
+        f"the 95 % interval (Student t){tested}.",
+        "penalty": "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
+        "seconds": f"Seconds are of training, without evaluation; they{both} compare only within one device.",
+    }
+
+
 def notes(comparison: Comparison, width: int | None = None) -> list[str]:
     """What must be known to read the table, one sentence or two each; with a width, of the columns that it shows."""
     metric, columns = comparison.metric, _columns(comparison, digits=3)
     shown = columns if width is None else _fitting(comparison, columns, width)
     done, total = len(comparison.runs), counted(comparison.cells, "run")
     known = sum(value.n for row in comparison.rows if (value := row.metrics[metric.name]))
-    own = _of_own_models(comparison)
     what = "Accuracy on the test set" if metric.name == "accuracy" else f"{metric.name}, {metric.meaning},"
     better = "" if metric.higher_is_better else " Lower is better: a negative difference is an improvement."
-    tested = ", and p of the paired t test, not corrected for the number of rows" if "p" in shown else ""
-    both = " and kappa" if "kappa" in shown else ""
-    told = [
-        (done < comparison.cells, f"{done} of {total} {'is' if comparison.cells == 1 else 'are'} finished."),
-        (comparison.leaks, f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results."),
-        (True, f"{what} after the last round: mean ± standard deviation over n seeds.{better}"),
-        (done > known, f"{counted(done - known, 'finished run')} without a value of {metric.name}: left out here."),
-        (
-            "difference" in shown,
-            f"Differences of {metric.name} are paired by seed, to the baseline of the same task: mean ± half of the "
-            f"95 % interval (Student t){tested}.",
-        ),
-        (
-            "penalty" in shown,
-            "Penalty: FNR minus the same refinement with fnr.weight = 0, paired in the same way.",
-        ),
-        (
-            "seconds" in shown,
-            f"Seconds are of training, without evaluation; they{both} compare only within one device.",
-        ),
-        (
-            own,
+    told = []
+    if done < comparison.cells:
+        told.append(f"{done} of {total} {'is' if comparison.cells == 1 else 'are'} finished.")
+    if comparison.leaks:
+        told.append(f"leak: {', '.join(comparison.leaks)}. Rows marked so are no honest results.")
+    told.append(f"{what} after the last round: mean ± standard deviation over n seeds.{better}")
+    if done > known:
+        told.append(f"{counted(done - known, 'finished run')} without a value of {metric.name}: left out here.")
+    told += [text for name, text in _explained(metric.name, shown).items() if name in shown]
+    if own := _of_own_models(comparison):
+        told.append(
             "Where clients have models of their own, accuracy asks each model about the test examples of all clients. "
-            f"{own} asks about {OWN_EXAMPLES.get(own or '')}; --metric {own} compares it.",
-        ),
-    ]
-    failed = [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
-    return [sentence for holds, sentence in told if holds] + failed
+            f"{own} asks about {OWN_EXAMPLES[own]}; --metric {own} compares it."
+        )
+    return told + [f"{failure.cell} failed: {failure.error}" for failure in comparison.failed]
 
 
 def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
     """The table as text, by column."""
     rows, metric, plain = comparison.rows, comparison.metric.name, f".{digits}f"
-
-    def means(form: str, *names: str, scale: float = 1.0) -> list[str]:
-        """The mean of a number in every row, or of the sum of several."""
-        known = [[value.mean for name in names if (value := row.metrics[name])] for row in rows]
-        return [format(sum(some) * scale, form) if len(some) == len(names) else "-" for some in known]
-
-    def spreads(name: str) -> list[str]:
-        return ["-" if value is None else value.spread(plain) for value in (row.metrics[name] for row in rows)]
-
     columns = {
         "run": [row.group + (" (leak)" if row.leaks else "") for row in rows],
         "n": [str(len(row.seeds)) for row in rows],
-        metric: spreads(metric),
+        metric: _spreads(rows, metric, plain),
         "difference": ["baseline" if row.baseline == row.group else _reach(row, row.difference, plain) for row in rows],
         "p": [_p(row.difference) for row in rows],
     }
@@ -267,24 +256,35 @@ def _columns(comparison: Comparison, digits: int) -> dict[str, list[str]]:
         columns["penalty"] = [_reach(row, row.penalty, plain) for row in rows]
         columns["p of penalty"] = [_p(row.penalty) for row in rows]
     if own := _of_own_models(comparison):
-        columns[own] = spreads(own)
+        columns[own] = _spreads(rows, own, plain)
     columns |= {
-        "accuracy": spreads("accuracy"),
-        "last 3": means(plain, f"{metric}_last3"),
-        "best": means(plain, f"{metric}_best"),
-        "worst client": means(plain, "worst_client"),
-        "MiB up": means(".2f", "bytes_up", scale=1 / MIB),
-        "MiB down": means(".2f", "bytes_down", scale=1 / MIB),
-        "MiB": means(".1f", "bytes_up", "bytes_down", scale=1 / MIB),
-        "seconds": means(".1f", "seconds_train"),
-        "kappa": means(".0f", "kappa"),
-        "rho": means(".0f", "rho"),
+        "accuracy": _spreads(rows, "accuracy", plain),
+        "last 3": _means(rows, plain, f"{metric}_last3"),
+        "best": _means(rows, plain, f"{metric}_best"),
+        "worst client": _means(rows, plain, "worst_client"),
+        "MiB up": _means(rows, ".2f", "bytes_up", scale=1 / MIB),
+        "MiB down": _means(rows, ".2f", "bytes_down", scale=1 / MIB),
+        "MiB": _means(rows, ".1f", "bytes_up", "bytes_down", scale=1 / MIB),
+        "seconds": _means(rows, ".1f", "seconds_train"),
+        "kappa": _means(rows, ".0f", "kappa"),
+        "rho": _means(rows, ".0f", "rho"),
     }
     for target in {run["target"] for run in comparison.runs if "target" in run}:
-        columns[f"rounds to {target:g}"] = means(".1f", "rounds_to_target")
-        columns[f"MiB to {target:g}"] = means(".2f", "bytes_to_target", scale=1 / MIB)
-        columns[f"seconds to {target:g}"] = means(".1f", "seconds_to_target")
+        columns[f"rounds to {target:g}"] = _means(rows, ".1f", "rounds_to_target")
+        columns[f"MiB to {target:g}"] = _means(rows, ".2f", "bytes_to_target", scale=1 / MIB)
+        columns[f"seconds to {target:g}"] = _means(rows, ".1f", "seconds_to_target")
     return columns
+
+
+def _means(rows: Sequence[Row], form: str, *names: str, scale: float = 1.0) -> list[str]:
+    """The mean of a number in every row, or of the sum of several."""
+    known = [[value.mean for name in names if (value := row.metrics[name])] for row in rows]
+    return [format(sum(some) * scale, form) if len(some) == len(names) else "-" for some in known]
+
+
+def _spreads(rows: Sequence[Row], name: str, form: str) -> list[str]:
+    """The mean of a number in every row, and its spread."""
+    return [value.spread(form) if (value := row.metrics[name]) else "-" for row in rows]
 
 
 def _of_own_models(comparison: Comparison) -> str | None:
@@ -328,8 +328,7 @@ def summarise(
     for cell in cells:
         if cell.name in summaries:
             seeds[cell.group.label][cell.seed] = summaries[cell.name]
-    own = (name for summary in summaries.values() for name in summary.get(OWN, {}))
-    names = dict.fromkeys((metric.name, f"{metric.name}_last3", f"{metric.name}_best", *METRICS, *own))
+    names = _names(summaries.values(), metric)
     values = {label: _values(metric.name, found) for label, found in seeds.items()}
     rows = []
     for label, group in groups.items():
@@ -354,6 +353,12 @@ def summarise(
         len(cells),
         metric,
     )
+
+
+def _names(summaries: Iterable[Summary], metric: Metric) -> list[str]:
+    """The numbers that a row has: first what is compared, those of every run, and metrics of the user's own."""
+    own = (name for summary in summaries for name in summary.get(OWN, {}))
+    return list(dict.fromkeys((metric.name, f"{metric.name}_last3", f"{metric.name}_best", *METRICS, *own)))
 
 
 def _values(name: str, summaries: Mapping[int, Summary]) -> dict[int, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.load import Run
-from fnrfl.results.report.numbers import CLIENTS, POINTS, chart_number, known_mean, shown_mean, thinned
-from fnrfl.results.report.pairs import VERDICTS, LinePair, line_pairs, ranked
-from fnrfl.results.report.references import axis_span, least_span, references
-from fnrfl.results.report.tables import confusion_over_seeds
+from fnrfl.results.report.numbers import CLIENTS, POINTS, chart_number, least_span, shown_mean, thinned
+from fnrfl.results.report.pairs import VERDICTS, line_pairs, ranked
+from fnrfl.results.report.tables import confusion_over_seeds, references
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import LOOKING, MIB
 from fnrfl.runs.quality import TEST_METRICS, Metric
@@ -34,10 +34,10 @@ NUMBERS = 100_000  # of class norms and rankings, over all runs that are shown f
 def payload(panels: Sequence[Panel]) -> dict[str, Any]:
     """Everything that the page's script draws."""
     groups = [group for panel in panels for group in panel.groups]
-    refining = max(1, sum(group.runs[0].refines for group in groups))
+    numbers = NUMBERS // max(1, sum(group.first.refines for group in groups))
     splits: dict[str, list[list[int]]] = {}  # methods share them
     for group in groups:
-        splits.setdefault(group.runs[0].about["partition"], group.runs[0].counts[:CLIENTS])
+        splits.setdefault(group.first.about["partition"], group.first.counts[:CLIENTS])
     return {
         "dashes": DASHES,
         "metrics": [
@@ -53,9 +53,7 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
         "inside": [
-            inside(group, NUMBERS // refining) | {"panel": number}
-            for number, panel in enumerate(panels)
-            for group in panel.groups
+            inside(group, numbers) | {"panel": number} for number, panel in enumerate(panels) for group in panel.groups
         ],
         "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
     }
@@ -68,20 +66,19 @@ def charted(first: Metric) -> list[Metric]:
 
 def _panel(panel: Panel) -> dict[str, Any]:
     def phases(kind: str) -> dict[str, dict[str, Any]]:
-        met = {_phase(name) for group in panel.groups for run in group.runs for e in run.rounds for name in e[kind]}
+        met = {_phase(name) for run in panel.runs for event in run.rounds for name in event[kind]}
         names = [name for name in PHASES if name in met] + sorted(met - PHASES.keys())
         return {name: dict(zip(("label", "tone"), PHASES.get(name, (name, "c4")), strict=True)) for name in names}
 
     traffic, time = phases("bytes"), phases("seconds")
-    run = panel.groups[0].runs[0]
-    test, classes = run.examples["test"], len(run.counts[0])
+    test, classes = panel.first.examples["test"], panel.first.classes
     return {
-        "leaks": panel.leaks,
-        "classes": run.classes,
-        "least": {"shares": least_span(test), "classes": least_span(test / classes)},
+        "leaks": panel.first.leaks,
+        "classes": classes,
+        "least": {"shares": least_span(test), "classes": least_span(test / len(classes))},
         "references": [
-            {"name": one.name} | {metric: chart_number(share) for metric, share in one.shares.items()}
-            for one in references(panel)
+            {"name": name} | {metric: chart_number(share) for metric, share in shares.items()}
+            for name, _, shares in references(panel)
         ],
         "phases": {"bytes": list(traffic.values()), "time": list(time.values())},
         "groups": [_group(group, list(traffic), list(time)) for group in panel.groups],
@@ -94,23 +91,36 @@ def _phase(name: str) -> str:
 
 
 def _group(group: LineGroup, traffic: Sequence[str], time: Sequence[str]) -> dict[str, Any]:
-    rounds = thinned(range(group.num_rounds), POINTS)
+    """The curves of a line, and its numbers after the last round; times and traffic are means over its runs."""
+    runs = group.runs
+    rounds = thinned(range(min(len(run.rounds) for run in runs)), POINTS)
     curves = {metric.name: _over_seeds(group, metric.name, rounds) for metric in charted(group.metric)}
-    per_class = [run.rounds[-1]["per_class"] for run in group.runs]
+
     return {
         "label": group.label,
         "mark": group.colour,
         "seeds": list(group.values),
         "final": list(map(chart_number, group.values.values())),
-        "rounds": [group.runs[0].rounds[t]["round"] for t in rounds],
+        "rounds": [group.first.rounds[t]["round"] for t in rounds],
         "curves": {metric: curve for metric, curve in curves.items() if curve is not None},
-        "mib": [shown_mean(run.mib[t] for run in group.runs) for t in rounds],
-        "seconds": [shown_mean(run.seconds[t] for run in group.runs) for t in rounds],
-        "classes": [shown_mean(values) for values in zip(*per_class, strict=True)],
+        "mib": [shown_mean(run.mib[t] for run in runs) for t in rounds],
+        "seconds": [shown_mean(run.seconds[t] for run in runs) for t in rounds],
+        "classes": [shown_mean(values) for values in zip(*(run.per_class for run in runs), strict=True)],
         "confusion": confusion_over_seeds(group),
-        "bytes": [{"name": way, "parts": [_mib(group, phase, way) for phase in traffic]} for way in ("down", "up")],
-        "time": [{"name": "", "parts": [_seconds(group, phase) for phase in time]}],
+        "bytes": [{"name": way, "parts": [_mib(runs, phase, way) for phase in traffic]} for way in ("down", "up")],
+        "time": [{"name": "", "parts": [_seconds(runs, phase) for phase in time]}],
     }
+
+
+def _mib(runs: Sequence[Run], phase: str, way: str) -> float | None:
+    return shown_mean(sum(event["bytes"].get(phase, {}).get(way, 0) for event in run.rounds) / MIB for run in runs)
+
+
+def _seconds(runs: Sequence[Run], phase: str) -> float | None:
+    return shown_mean(
+        sum(spent for event in run.rounds for name, spent in event["seconds"].items() if _phase(name) == phase)
+        for run in runs
+    )
 
 
 def _over_seeds(group: LineGroup, metric: str, rounds: Sequence[int]) -> dict[str, list[float | None]] | None:
@@ -126,29 +136,13 @@ def _over_seeds(group: LineGroup, metric: str, rounds: Sequence[int]) -> dict[st
     }
 
 
-def _mib(group: LineGroup, phase: str, way: str) -> float | None:
-    """MiB of a phase in one direction, mean over the runs."""
-    return shown_mean(
-        sum(event["bytes"].get(phase, {}).get(way, 0) for event in run.rounds) / MIB for run in group.runs
-    )
-
-
-def _seconds(group: LineGroup, phase: str) -> float | None:
-    """Seconds of a phase, mean over the runs."""
-    return shown_mean(
-        sum(spent for event in run.rounds for name, spent in event["seconds"].items() if _phase(name) == phase)
-        for run in group.runs
-    )
-
-
 # -- paired differences: each line minus the one it is compared with, with its interval --------------------------------
 
 
 def forests(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """One figure of all honest lines that can be paired, and one of those with leaks, as far as there are any."""
-    honest = [panel for panel in panels if not panel.leaks]
-    leaky = [panel for panel in panels if panel.leaks]
-    return [found for mine, leak in ((honest, False), (leaky, True)) if (found := _forest(mine, leak))]
+    both = (_forest([panel for panel in panels if bool(panel.first.leaks) == leak], leak) for leak in (False, True))
+    return [forest for forest in both if forest is not None]
 
 
 def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
@@ -159,8 +153,8 @@ def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
         blocks = [block | {"title": f"{block['where']}: {block['title']}"} for block in blocks]
     rows = [row for block in blocks for row in block["rows"]]
     return {
-        "leak": leak,
-        "least": min(axis_span(panel) for panel in panels),
+        "leak": leak,  # of a metric that is no share nothing is known about how much of an axis is to be shown
+        "least": min(least_span(panel.first.examples["test"]) if panel.metric.share else 0.0 for panel in panels),
         "blocks": blocks,
         "most_seeds": max(row["seeds"] for row in rows),
         "compared": sum(row["tested"] for row in rows),
@@ -168,38 +162,32 @@ def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
     }
 
 
-def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> list[dict[str, Any]]:
-    """The differences of one setting: to the baseline, to the method without FNR, to the control."""
-    pairs = [pair for pair in line_pairs(lines) if pair.found is not None]
+def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> Iterator[dict[str, Any]]:
+    """Yield the differences of one setting: to the baseline, to the method without FNR, to the control."""
     titles = {
-        "baseline": "",
+        "baseline": "minus {other}",
         "plain": "with FNR minus the same method without it",
         "control": "with FNR minus its control, weight 0",
     }
-    found = []
+    pairs = line_pairs(lines)
     for why, title in titles.items():
-        mine = [pair for pair in pairs if pair.why == why]
-        if mine:
-            named = title or f"minus {mine[0].other.label}"
-            found.append({"where": panel.named(lines[0]), "title": named, "rows": [_row(pair) for pair in mine]})
-    return found
-
-
-def _row(pair: LinePair) -> dict[str, Any]:
-    found = pair.found
-    assert found is not None
-    return {
-        "label": pair.one.label,
-        "other": pair.other.label,
-        "mark": pair.one.colour,
-        "mean": chart_number(found.mean),
-        "low": chart_number(found.low),
-        "high": chart_number(found.high),
-        "seeds": found.n,
-        "tested": pair.corrected is not None,
-        "holds": pair.holds,
-        "verdict": VERDICTS[pair.verdict],
-    }
+        if mine := [(pair, pair.found) for pair in pairs if pair.found is not None and pair.why == why]:
+            rows = [
+                {
+                    "label": pair.one.label,
+                    "other": pair.other.label,
+                    "mark": pair.one.colour,
+                    "mean": chart_number(found.mean),
+                    "low": chart_number(found.low),
+                    "high": chart_number(found.high),
+                    "seeds": found.n,
+                    "tested": pair.corrected is not None,
+                    "holds": pair.holds,
+                    "verdict": VERDICTS[pair.verdict],
+                }
+                for pair, found in mine
+            ]
+            yield {"where": panel.named(lines[0]), "title": title.format(other=rows[0]["other"]), "rows": rows}
 
 
 # -- a run from inside, client by client: who was refined when, class norms, and what refinement changed ---------------
@@ -207,12 +195,12 @@ def _row(pair: LinePair) -> dict[str, Any]:
 
 def inside(group: LineGroup, numbers: int) -> dict[str, Any]:
     """One line's first run, client by client."""
-    run = group.runs[0]
+    run = group.first
     shown = range(min(CLIENTS, len(run.counts)))
     return {
         "label": group.label,
         "seed": run.seed,
-        "leaks": group.leaks,
+        "leaks": run.leaks,
         "split": run.about["partition"],
         "all": len(run.counts),
         "clients": [_client(run, client) for client in shown],
@@ -226,14 +214,18 @@ def inside(group: LineGroup, numbers: int) -> dict[str, Any]:
 def _client(run: Run, client: int) -> dict[str, Any]:
     """What the server knows about a client in the end."""
     active = [event for event in run.rounds if client in event["cohort"]]
-    ranking, norms = (_last_of_client(active, what, client) for what in ("ranking", "norms"))
-    known = [value for value in norms or () if value]  # 0: public data has none of this class
+
+    def last(what: str) -> Any:
+        found = (_of_client(event, what, client) for event in reversed(active))
+        return next((value for value in found if value is not None), None)
+
+    known = [value for value in last("norms") or () if value]  # 0: public data has none of this class
     return {
         "client": client,
         "name": run.client_names[client],
         "examples": sum(run.counts[client]),
         "active": len(active),
-        "ranking": chart_number(ranking),
+        "ranking": chart_number(last("ranking")),
         "norm": shown_mean(known),
         "norm_low": chart_number(min(known, default=None)),
         "norm_high": chart_number(max(known, default=None)),
@@ -246,12 +238,6 @@ def _of_client(event: Event, what: str, client: int) -> Any:
     return event[what][event["cohort"].index(client)] if what in event and client in event["cohort"] else None
 
 
-def _last_of_client(events: Sequence[Event], what: str, client: int) -> Any:
-    """What the last round that says anything of a client says; None if none does."""
-    found = (_of_client(event, what, client) for event in reversed(events))
-    return next((value for value in found if value is not None), None)
-
-
 def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
     """Who was refined when: 0 not active, 1 active, 2 refined."""
     if not any("refined" in event for event in run.rounds):
@@ -261,52 +247,44 @@ def _refined(run: Run, shown: range, numbers: int) -> dict[str, Any] | None:
     def state(event: Event, client: int) -> int:
         return 0 if client not in event["cohort"] else 2 if client in event.get("refined", ()) else 1
 
-    def ranking(event: Event, client: int) -> float | None:
-        return chart_number(_of_client(event, "ranking", client))
-
     return {
         "rounds": [event["round"] for event in kept],
         "grid": [[state(event, client) for event in kept] for client in shown],
-        "ranking": [[ranking(event, client) for event in kept] for client in shown],
+        "ranking": [[chart_number(_of_client(event, "ranking", client)) for event in kept] for client in shown],
     }
 
 
 def _change(run: Run) -> dict[str, Any] | None:
     """Accuracy of refined clients before and after, class by class, mean over the rounds."""
     told = [event for event in run.rounds if event.get("refined_before") and event.get("refined_after")]
-    if not told:
-        return None
-    before, after = ([event[key] for event in told] for key in ("refined_before", "refined_after"))
-    return {
-        "before": [shown_mean(values) for values in zip(*before, strict=True)],
-        "after": [shown_mean(values) for values in zip(*after, strict=True)],
+    means = {
+        when: [shown_mean(values) for values in zip(*(event[f"refined_{when}"] for event in told), strict=True)]
+        for when in ("before", "after")
     }
+    return means if told else None
 
 
 def _norms(run: Run, numbers: int) -> dict[str, Any] | None:
-    """Class norms of the clients in each round."""
+    """Class norms of the clients in each round; None where there is none. Colours have one range for all rounds."""
     told = [event for event in run.rounds if "norms" in event]
     if not told:
         return None
     kept = thinned(told, numbers // max(1, *map(_num_norms, told)))
     classes = max(len(row or ()) for event in kept for row in event["norms"])
-    values, names = [_norm_rows(event, classes) for event in kept], run.client_names
+    values = [_norm_rows(event, classes) for event in kept]
     return {
         "rounds": [event["round"] for event in kept],
-        "cohorts": [[names[client] for client in event["cohort"][:CLIENTS]] for event in kept],
+        "cohorts": [[run.client_names[client] for client in event["cohort"][:CLIENTS]] for event in kept],
         "values": values,
-        "range": _range(v for rows in values for row in rows for v in row if v is not None),
+        "range": _range([v for rows in values for row in rows for v in row if v is not None]),
     }
 
 
-def _range(values: Iterable[float]) -> tuple[float, float] | None:
-    """The lowest and the highest value, which the colours of all rounds are scaled to."""
-    known = list(values)
+def _range(known: Sequence[float]) -> tuple[float, float] | None:
     return (min(known), max(known)) if known else None
 
 
 def _num_norms(event: Event) -> int:
-    """How many norms of a round would be shown."""
     return sum(len(row or ()) for row in event["norms"][:CLIENTS])
 
 
@@ -318,30 +296,15 @@ def _norm_rows(event: Event, classes: int) -> list[list[float | None]]:
 def _gap(run: Run) -> list[dict[str, Any]] | None:
     """Mean class norm of refined clients, before their refinement, and of the others, by round."""
     told = thinned([event for event in run.rounds if "norms" in event and "refined" in event], POINTS)
-    if not told:
-        return None
-
-    def points(refined: bool) -> list[dict[str, Any]]:
-        found = []
-        for event in told:
-            rows = [
-                row
-                for client, row in zip(event["cohort"], event["norms"], strict=True)
-                if row is not None and (client in event["refined"]) == refined
-            ]
-            means = [mean for row in rows if (mean := known_mean([v for v in row if v])) is not None]
-            if means:
-                found.append(
-                    {
-                        "x": event["round"],
-                        "y": shown_mean(means),
-                        "low": chart_number(min(means)),
-                        "high": chart_number(max(means)),
-                    }
-                )
-        return found
-
-    return [
-        {"label": "the others", "points": points(refined=False)},
-        {"label": "refined in this round, before it", "points": points(refined=True)},
-    ]
+    points: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for event, refined in itertools.product(told, points):
+        known = [
+            [value for value in row or () if value]
+            for client, row in zip(event["cohort"], event["norms"], strict=True)
+            if (client in event["refined"]) == refined
+        ]
+        if means := [sum(row) / len(row) for row in known if row]:
+            ends = {"low": chart_number(min(means)), "high": chart_number(max(means))}
+            points[refined].append({"x": event["round"], "y": shown_mean(means)} | ends)
+    names = {False: "the others", True: "refined in this round, before it"}
+    return [{"label": names[refined], "points": found} for refined, found in points.items()] if told else None

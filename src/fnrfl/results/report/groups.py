@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from fnrfl.results.report import consistency
-from fnrfl.results.report.load import Run
+from fnrfl.results.report.load import Run, ambiguous
+from fnrfl.results.statistics import mean
 from fnrfl.rundir import origin
-from fnrfl.rundir.configs import Config
+from fnrfl.rundir.configs import Config, without_keys
 from fnrfl.runs.quality import TEST_METRICS, Metric
 
 COLOURS = 8
@@ -20,44 +22,34 @@ ACCURACY = TEST_METRICS["accuracy"]
 SETTING = ("dataset.name", "scenario", "clients")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LineGroup:
     """Runs that differ in their seed alone: one line of a chart, one row of a table."""
 
     label: str
     colour: int
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # by seed
     metric: Metric = ACCURACY  # that the page leads with
+
+    @property
+    def first(self) -> Run:
+        """The run with the lowest seed, for what all of them share."""
+        return self.runs[0]
 
     @property
     def config(self) -> Config:
         """What the runs share, and the first one's seed."""
-        return self.runs[0].config
+        return self.first.config
 
-    @property
-    def leaks(self) -> tuple[str, ...]:
-        """The leaks that were on, by name."""
-        return self.runs[0].leaks
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are there."""
-        return self.runs[0].finished
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of the runs, in ascending order."""
-        return tuple(run.seed for run in self.runs)
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds that every run has."""
-        return min(len(run.rounds) for run in self.runs)
-
-    @property
+    @cached_property
     def values(self) -> dict[int, float]:
         """The metric after the last round, by seed, of the runs that have it."""
         return {run.seed: value for run in self.runs if (value := run.last(self.metric.name)) is not None}
+
+    @property
+    def mean(self) -> float:
+        """The mean of the metric; some run must have it."""
+        return mean(list(self.values.values()))
 
 
 @dataclass(frozen=True)
@@ -68,14 +60,14 @@ class Panel:
     groups: tuple[LineGroup, ...]
 
     @property
+    def first(self) -> Run:
+        """The first run, for what all of them share: the data and the leaks."""
+        return self.groups[0].first
+
+    @property
     def runs(self) -> list[Run]:
         """The runs of all lines."""
         return [run for group in self.groups for run in group.runs]
-
-    @property
-    def leaks(self) -> tuple[str, ...]:
-        """The leaks that were on, by name."""
-        return self.groups[0].leaks
 
     @property
     def metric(self) -> Metric:
@@ -93,13 +85,20 @@ def panels_of(runs: Sequence[Run], metric: Metric = ACCURACY) -> list[Panel]:
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
         by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
-    several = consistency.ambiguous([run.origin for run in runs])
+    several = ambiguous([run.origin for run in runs])
     found: list[Panel] = []
     for lines in by_data.values():
         charts: dict[object, list[tuple[Run, ...]]] = {}
         for line in lines:
             charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
-        found += [_panel(chart, metric, len(charts) > 1, several) for chart in charts.values()]
+        for chart in charts.values():
+            first = chart[0][0]
+            title = ", ".join(str(first.config[key]) for key in SETTING[: min(2, len(charts))])
+            if first.config["dataset.name"] in several:
+                title += f", data {origin.short_hash(first.origin.data)}"
+            labels = line_labels([line[0].config for line in chart], [line[0].finished for line in chart])
+            groups = (LineGroup(*one, metric) for one in zip(labels, itertools.count(), chart))
+            found.append(Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups)))
     return found
 
 
@@ -115,37 +114,20 @@ def _lines(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     """
     lines: dict[object, list[dict[int, Run]]] = {}
     for run in runs:
-        same = json.dumps(
-            {k: v for k, v in run.config.items() if k not in ("seed", "name")}, sort_keys=True, default=str
-        )
-        alike = lines.setdefault((same, run.origin.data, run.finished), [])
-        for line in alike:
-            if run.seed not in line:
-                line[run.seed] = run
-                break
-        else:
-            alike.append({run.seed: run})
+        alike = lines.setdefault((without_keys(run.config, "seed", "name"), run.origin.data, run.finished), [])
+        line = next((line for line in alike if run.seed not in line), None)
+        if line is None:
+            alike.append(line := {})
+        line[run.seed] = run
     found = [tuple(line[seed] for seed in sorted(line)) for alike in lines.values() for line in alike]
-    # A method's lines stand together: without FNR, then the control, then FNR.
     names = list(dict.fromkeys(line[0].config["algorithm.name"] for line in found))
-    return sorted(
-        found,
-        key=lambda line: (
-            names.index(line[0].config["algorithm.name"]),
-            line[0].refines,
-            line[0].config.get("fnr.weight", 0) != 0,
-        ),
-    )
 
+    def place(line: tuple[Run, ...]) -> tuple[object, ...]:
+        """A method's lines stand together: without FNR, then the control, then FNR."""
+        config = line[0].config
+        return names.index(config["algorithm.name"]), line[0].refines, config.get("fnr.weight", 0) != 0
 
-def _panel(lines: Sequence[tuple[Run, ...]], metric: Metric, split: bool, ambiguous: Container[str]) -> Panel:
-    first = lines[0][0]
-    title = ", ".join(str(first.config[key]) for key in (SETTING[:2] if split else SETTING[:1]))
-    if first.config["dataset.name"] in ambiguous:
-        title += f", data {origin.short_hash(first.origin.data)}"
-    named = line_labels([line[0].config for line in lines], [line[0].finished for line in lines])
-    groups = [LineGroup(label, i, line, metric) for i, (label, line) in enumerate(zip(named, lines, strict=True))]
-    return Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups))
+    return sorted(found, key=place)
 
 
 # -- names of lines: the method, what differs between them, and no more ------------------------------------------------
@@ -179,25 +161,23 @@ def line_labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str
     What all lines share is left out, the method too where something else tells them apart.
     """
     differing = varying(configs)
-    found = [_label(config, differing, whole) for config, whole in zip(configs, finished, strict=True)]
+    always = [key for key in TELLING if key in differing]
+    found = [
+        ", ".join([method(config), *(_said(config, key) for key in always), *([] if whole else ["unfinished"])])
+        for config, whole in zip(configs, finished, strict=True)
+    ]
     for key in differing:
         if key not in TELLING and not key.startswith("leaks."):
             found = _told_apart(found, configs, key)
     shared = f"{_with_or_without_fnr(configs[0])}, "
     if len(set(found)) > 1 and all(label.startswith(shared) for label in found):
         found = [label.removeprefix(shared) for label in found]
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     for i, label in enumerate(found):  # the same run twice
-        seen[label] = seen.get(label, 0) + 1
+        seen[label] += 1
         if seen[label] > 1:
             found[i] = f"{label} ({seen[label]})"
     return found
-
-
-def _label(config: Config, differing: Sequence[str], finished: bool) -> str:
-    """The method, and the setting as far as it differs."""
-    setting = [_said(config, key) for key in TELLING if key in differing]
-    return ", ".join([method(config), *setting, *([] if finished else ["unfinished"])])
 
 
 def _told_apart(labels: Sequence[str], configs: Sequence[Config], key: str) -> list[str]:

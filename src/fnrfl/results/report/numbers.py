@@ -1,4 +1,4 @@
-"""Numbers as a page shows them: means of what is known, and no more digits and points than a chart can show."""
+"""Numbers as a page shows them: means of what is known, axes, and no more digits and points than a chart can show."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ CLIENTS = 100  # of a run that are shown, so that a page stays light
 POINTS = 200  # of a curve, so that a page stays light
 
 
-def known_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the numbers that are there."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def shown_mean(values: Iterable[float | None]) -> float | None:
     """The mean of the numbers that are there, with as many digits as a chart can show."""
-    return chart_number(known_mean(values))
+    known = [value for value in values if value is not None]
+    return chart_number(sum(known) / len(known)) if known else None
 
 
 def chart_number(value: float | None) -> float | None:
@@ -65,3 +60,28 @@ def signed(difference: float, metric: Metric) -> str:
 def points(difference: float, metric: Metric) -> str:
     """A difference in a sentence."""
     return signed(difference, metric) + (" points" if metric.share else "")
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def least_span(examples: float) -> float:
+    """How much of an accuracy axis is shown at least: four standard errors of an accuracy of one half.
+
+    Two models of the same accuracy may well be that far apart on so few examples, so no axis is closer than that.
+    """
+    return min(1.0, 2 / math.sqrt(max(1.0, examples)))
+
+
+def share_range(values: Sequence[float], least: float) -> tuple[float, float]:
+    """Return the ends of an axis of shares: a little wider than the values, no narrower than `least`, within 0 to 1.
+
+    >>> share_range([0.5, 0.5], 0.2)
+    (0.4, 0.6)
+    >>> share_range([1.0], 0.2)
+    (0.8, 1.0)
+    """
+    low, high = min(values), max(values)
+    reach = min(1.0, max(1.12 * (high - low), least))
+    low = min(max(0.0, (low + high - reach) / 2), 1 - reach)
+    return round(low, 12), round(low + reach, 12)

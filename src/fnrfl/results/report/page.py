@@ -13,7 +13,7 @@ from typing import Any
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
-from fnrfl.results.report import consistency, load, sentences, tables
+from fnrfl.results.report import load, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
 from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, method, panels_of, shared_method
 from fnrfl.results.report.load import Run
@@ -80,48 +80,47 @@ def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Fou
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for panel in panels for run in panel.runs]
     lead, told = sentences.summary(panels)
-    drawn, told_of = payload(panels), [_panel(panel) for panel in panels]
+    drawn, shown = payload(panels), [_panel(panel) for panel in panels]
+    sites = any(panel["sites"] for panel in shown)
     values = {
-        "title": title or _title(panels),
+        "title": title or _title(groups),
         "dashes": DASHES,
-        "sections": {
-            name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or any(p["sites"] for p in told_of)
-        },
+        "sections": {name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or sites},
         "what": sentences.what(panels),
         "lead": lead,
         "summary": told,
         "forests": drawn["forests"],
-        "panels": told_of,
+        "panels": shown,
         "learned": learned(groups),
-        "groups": groups,
         "reruns": [_rerun(group) for group in groups],
         "facts": _facts(runs),
+    }
+    return fill(drawn, values | _banners(runs, found))
+
+
+def _banners(runs: Sequence[Run], found: load.Found) -> dict[str, Any]:
+    """What a reader must know before anything else."""
+    return {
+        "leaks": {leak: sentences.LEAKS.get(leak, leak) for run in runs for leak in run.leaks},
+        "unfinished": [run for run in runs if not run.finished],
+        "waiting": [run for run in found.runs if not run.rounds],
         "failed": found.failed,
         "damaged": found.damaged,
         "astray": found.astray,
-        "waiting": [run for run in found.runs if not run.rounds],
-    }
-    return fill(drawn, values | _banners(groups, runs))
-
-
-def _banners(groups: Sequence[LineGroup], runs: Sequence[Run]) -> dict[str, Any]:
-    """What a reader must know before anything else."""
-    return {
-        "leaks": {leak: sentences.LEAKS.get(leak, leak) for group in groups for leak in group.leaks},
-        "unfinished": [run for run in runs if not run.finished],
+        "apart": load.kept_apart([run.origin for run in runs]),
         "notices": list(dict.fromkeys(notice for run in runs for notice in run.about["notices"])),
-        "apart": consistency.sentences([run.origin for run in runs]),
     }
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
     """The tables of a chart's lines, and what the template says about them."""
-    test = panel.groups[0].runs[0].examples["test"]
+    test = panel.first.examples["test"]
+    others = tables.tabled_metrics(panel)
     return {
         "title": panel.title,
-        "leaks": panel.leaks,
+        "leaks": panel.first.leaks,
         "metric": panel.metric,
-        "tested": f"{counted(test, 'test example')} of {panel.groups[0].config['dataset.name']}",
+        "tested": f"{counted(test, 'test example')} of {panel.first.config['dataset.name']}",
         "one_example": f"{100 / test:.{1 if test < 100 else 2}f}",
         "noisy": any("accuracy_clean" in run.rounds[0] for run in panel.runs),
         "devices": list(dict.fromkeys(f"{r.about['device']}, {r.config['engine.name']} engine" for r in panel.runs)),
@@ -133,14 +132,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "every_run": tables.every_run(panel),
         "settings": tables.settings(panel),
         "sites": tables.site_table(panel),
-        "metrics": tables.metrics_table(panel),
-        "lower_is_better": [one.name for one in tables.tabled_metrics(panel) if not one.higher_is_better],
+        "metrics": tables.line_table(panel, map(tables.measure, others)) if others else None,
+        "lower_is_better": [one.name for one in others if not one.higher_is_better],
         "confusion": any(tables.confusion_over_seeds(group) for group in panel.groups),
     }
 
 
-def _title(panels: Sequence[Panel]) -> str:
-    groups = [group for panel in panels for group in panel.groups]
+def _title(groups: Sequence[LineGroup]) -> str:
     data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
@@ -155,42 +153,34 @@ def _title(panels: Sequence[Panel]) -> str:
 
 
 def _rerun(group: LineGroup) -> dict[str, Any]:
-    run = group.runs[0]
+    run = group.first
     again = run.path.with_name(f"{run.path.name}-again")
     typed = ["fnrfl", "run", str(run.path / "config.toml"), "-o", str(again)]
-    return {"group": group, "seed": run.seed, "command": shlex.join(typed), "toml": run.origin.toml}
+    named = {"label": group.label, "leaks": run.leaks, "seed": run.seed}
+    return named | {"command": shlex.join(typed), "toml": run.origin.toml}
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Where the runs come from; what differs between them is listed."""
-    facts: dict[str, dict[str, None]] = {}  # the values of each fact in order, each once
-    for run in runs:
-        for name, value in _facts_of(run).items():
-            facts.setdefault(name, {})[value] = None
-    return {name: [value for value in values if value] for name, values in facts.items()}
+    facts = [_facts_of(run) for run in runs]
+    return {name: list(dict.fromkeys(fact[name] for fact in facts if fact[name])) for name in facts[0]}
 
 
 def _facts_of(run: Run) -> dict[str, str]:
-    about = run.about
+    about, config = run.about, run.config
+    parts = {"with the clients": sum(map(sum, run.counts))} | run.examples
+    held = ", ".join(f"{count:,} {name}" for name, count in parts.items() if count and name != "train")
     return {
-        "protocol": str(run.config["protocol"]),
+        "protocol": str(config["protocol"]),
         "leaks": ", ".join(run.leaks) or "none",
-        "examples": _examples(run),
+        "examples": f"{config['dataset.name']}: {counted(run.examples['train'], 'training example')}; {held}",
         "data source": f"{about['data']['source']} (sha256 {about['data']['sha256'][:16]})",
         "device": str(about["device"]),
-        "engine": f"{run.config['engine.name']}, {run.config['engine.precision']}",
+        "engine": f"{config['engine.name']}, {config['engine.precision']}",
         "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         "revision": str(about["git"] or ""),
         "parameters": f"{about['parameters']:,}",
     }
-
-
-def _examples(run: Run) -> str:
-    """How many examples each part of the data has."""
-    held = {name: count for name, count in run.examples.items() if count and name != "train"}
-    parts = {"with the clients": sum(map(sum, run.counts))} | held
-    told = ", ".join(f"{count:,} {name}" for name, count in parts.items())
-    return f"{run.config['dataset.name']}: {counted(run.examples['train'], 'training example')}; {told}"
 
 
 # -- the template: style, scripts and data inside, nothing fetched, no markup from the outside ------------------------
@@ -210,20 +200,17 @@ def fill(data: object, values: Mapping[str, Any]) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_part)
     )
-    style, script = _part("page.css"), "".join(map(_part, ("drawing.js", "page.js", "exports.js")))
     # JSON that can stand in a script element: no character of markup is left in it.
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    ours = {"style": style, "script": script, "data": text}
-    hashes = {"style_hash": _policy_hash(style), "script_hash": _policy_hash(script)}
-    inside = {name: Markup(content) for name, content in ours.items()}
+    ours = {"style": _part("page.css"), "script": "".join(map(_part, ("drawing.js", "page.js", "exports.js")))}
+    hashes = {
+        f"{name}_hash": "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        for name, content in ours.items()
+    }
+    inside = {name: Markup(content) for name, content in (ours | {"data": text}).items()}
     return environment.get_template("page.html").render({**values, **inside, **hashes}).lstrip()
 
 
 def _part(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def _policy_hash(text: str) -> str:
-    """Return what the page's own policy calls this text."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.report.numbers import chart_number, percent
-from fnrfl.results.report.references import share_range
+from fnrfl.results.report.numbers import chart_number, percent, share_range
 from fnrfl.rundir.directory import FIGURE
 from fnrfl.rundir.files import is_plain_file
 from fnrfl.rundir.outputs import write_output
@@ -59,9 +58,8 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
         for name, parts in (("differences", data["forests"]), *((name, data["panels"]) for name in FIGURES)):
             for number, part in enumerate(parts, 1):
                 figure = FIGURES.get(name, draw_differences)(data, part)
-                for suffix in ("png", "svg"):
+                for suffix, date in (("png", None), ("svg", {"Date": None})):  # the same figure is the same file
                     path = folder / (f"{name}.{suffix}" if number == 1 else f"{name}-{number}.{suffix}")
-                    date = {"Date": None} if suffix == "svg" else None  # the same figure is the same file
                     write_output(path, as_image(figure, suffix, date))
                     written.append(path)
     for old in set(folder.iterdir()) - set(written):
@@ -71,11 +69,11 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
 
 
 @contextmanager
-def page_style(**more: object) -> Iterator[None]:
-    """Inside, figures are drawn in the page's style, with `more` of matplotlib's settings."""
+def page_style() -> Iterator[None]:
+    """Inside, figures are drawn in the page's style."""
     with mpl.rc_context():
         mpl.rcdefaults()  # a matplotlibrc in the working folder may ask for another program, such as TeX
-        mpl.rcParams.update(STYLE | more)
+        mpl.rcParams.update(STYLE)
         yield
 
 
@@ -91,7 +89,7 @@ def as_image(figure: Figure, suffix: str = "png", metadata: Mapping[str, str | N
     return drawn.getvalue()
 
 
-def _figure(leaks: Sequence[str], height: float = 4.2) -> tuple[Figure, Axes]:
+def _axes(leaks: Sequence[str], height: float = 4.2) -> tuple[Figure, Axes]:
     figure = new_figure((7.2, height))
     axes = figure.subplots()
     axes.set_axisbelow(True)
@@ -102,7 +100,7 @@ def _figure(leaks: Sequence[str], height: float = 4.2) -> tuple[Figure, Axes]:
 
 def _curves(data: Chart, panel: Chart, across: str, name: str) -> Figure:
     """The metric over something: the mean over seeds, and a band from the lowest to the highest."""
-    figure, axes = _figure(panel["leaks"])
+    figure, axes = _axes(panel["leaks"])
     metric, met = data["metrics"][0], list[float]()
     for group in panel["groups"]:
         curve = group["curves"].get(metric["name"], {"mean": ()})
@@ -115,7 +113,6 @@ def _curves(data: Chart, panel: Chart, across: str, name: str) -> Figure:
             axes.fill_between(x, low, high, color=_colour(group), alpha=0.13, linewidth=0)
     _name_axis(axes, "y", metric, panel, met)
     axes.set_xlabel(name)
-    axes.grid(axis="y", color=LINE)
     axes.xaxis.set_major_locator(MaxNLocator(integer=across == "rounds"))
     # Below the axes, where it cannot hide a line; labels by hand, because one that starts with _ would be left out.
     labels = _labels(panel)
@@ -124,9 +121,12 @@ def _curves(data: Chart, panel: Chart, across: str, name: str) -> Figure:
     return figure
 
 
-def _name_axis(axes: Axes, which: str, metric: Chart, panel: Chart, values: Sequence[float], more: str = "") -> None:
+def _name_axis(
+    axes: Axes, which: Literal["x", "y"], metric: Chart, panel: Chart, values: Sequence[float], more: str = ""
+) -> None:
     """Call an axis by the metric, no narrower than the test set can measure, with lines for what guesses reach."""
     axes.set(**{f"{which}label": metric["name"] + more})
+    axes.grid(axis=which, color=LINE)
     if not metric["share"]:
         return
     guesses = {one["name"]: one[metric["name"]] for one in panel["references"] if metric["name"] in one}
@@ -140,25 +140,29 @@ def _name_axis(axes: Axes, which: str, metric: Chart, panel: Chart, values: Sequ
             draw(share, color=SOFT, linewidth=0.8, linestyle=(0, (5, 4)), zorder=0.5)
 
 
+def _rows(axes: Axes, names: Sequence[str], fontsize: float | None = None) -> None:
+    """Give each row a name, the first one at the top."""
+    axes.set_yticks(range(len(names)), names, color=INK, fontsize=fontsize)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
 def seeds(data: Chart, panel: Chart) -> Figure:
     """The metric of every seed, and the mean."""
-    figure, axes = _figure(panel["leaks"], height=1.0 + 0.5 * len(panel["groups"]))
+    figure, axes = _axes(panel["leaks"], height=1.0 + 0.5 * len(panel["groups"]))
     for row, group in enumerate(panel["groups"]):
         values = group["final"] or [float("nan")]
         axes.plot(values, [row] * len(values), "o-", color=_colour(group), alpha=0.6, linewidth=1)
         axes.plot([sum(values) / len(values)] * 2, [row - 0.2, row + 0.2], color=INK, linewidth=2)
-    axes.set_yticks(range(len(panel["groups"])), _labels(panel, 28), color=INK)
-    axes.set_ylim(len(panel["groups"]) - 0.5, -0.5)
+    _rows(axes, _labels(panel, 28))
     met = [value for group in panel["groups"] for value in group["final"]]
     _name_axis(axes, "x", data["metrics"][0], panel, met, "; a dot is a seed, the bar is the mean")
-    axes.grid(axis="x", color=LINE)
     return figure
 
 
 def classes(data: Chart, panel: Chart) -> Figure:
     """Accuracy within each class after the last round."""
     rows, names = [group["classes"] for group in panel["groups"]], panel["classes"]
-    figure, axes = _figure(panel["leaks"], height=1.2 + 0.4 * len(rows))
+    figure, axes = _axes(panel["leaks"], height=1.2 + 0.4 * len(rows))
     known = [value for row in rows for value in row if value is not None]
     low, high = share_range(known or [0.0, 1.0], panel["least"]["classes"])
     draw_heat(axes, rows, _labels(panel, 28), lambda v: f"{100 * v:.0f}", high, low)
@@ -173,7 +177,7 @@ def split(data: Chart, panel: Chart) -> Figure:
     """How the first run's data is spread over the clients."""
     run = next(one for one in data["inside"] if data["panels"][one["panel"]] is panel)
     counts = data["splits"][run["split"]]
-    figure, axes = _figure(panel["leaks"], height=min(12.0, 1.2 + 0.3 * len(counts)))
+    figure, axes = _axes(panel["leaks"], height=min(12.0, 1.2 + 0.3 * len(counts)))
     names = [client["name"].replace("$", r"\$") for client in run["clients"]]
     draw_heat(axes, counts, names, lambda v: f"{v:.0f}", max(map(max, counts)))
     axes.set_xlabel(f"class; examples of each client, seed {run['seed']}")
@@ -183,7 +187,7 @@ def split(data: Chart, panel: Chart) -> Figure:
 def draw_differences(data: Chart, forest: Chart) -> Figure:
     """Paired differences with their intervals."""
     rows, metric = [row for block in forest["blocks"] for row in block["rows"]], data["metrics"][0]
-    figure, axes = _figure(["not what an honest run would reach"] if forest["leak"] else [], 1.2 + 0.32 * len(rows))
+    figure, axes = _axes(["not what an honest run would reach"] if forest["leak"] else [], 1.2 + 0.32 * len(rows))
     unit = 100 if metric["share"] else 1
     axes.axvline(0, color=INK, linewidth=1)
     for y, row in enumerate(rows):
@@ -191,9 +195,8 @@ def draw_differences(data: Chart, forest: Chart) -> Figure:
             axes.plot([unit * row["low"], unit * row["high"]], [y, y], color=_colour(row), linewidth=1.6)
         full = _colour(row) if row["holds"] else "white"
         axes.plot(unit * row["mean"], y, "o", color=_colour(row), markerfacecolor=full)
-    names = [f"{row['label']} minus {row['other']} (n = {row['seeds']})" for row in rows]
-    axes.set_yticks(range(len(rows)), [textwrap.fill(name, 44) for name in names], color=INK, fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    names = (f"{row['label']} minus {row['other']} (n = {row['seeds']})" for row in rows)
+    _rows(axes, [textwrap.fill(name, 44) for name in names], fontsize=8)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -50 * forest["least"]), max(high, 50 * forest["least"]))
     what = f"points of {metric['name']}" if metric["share"] else metric["help"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fnrfl.config import registry
@@ -39,12 +39,23 @@ class Message:
     by: str = ""  # after the names of methods
 
 
+def _numbers_of_inputs(run: Run) -> int:
+    """Count the numbers that a client has sent about its inputs; where some are missing, each column has a count."""
+    columns = len(run.about["scale"]["mean"])
+    return columns * 4 if run.config.get("dataset.missing") == "mean" else 1 + columns * 3
+
+
+def _up(event: Event, phase: str) -> int:
+    return int(event["bytes"].get(phase, {}).get("up", 0))
+
+
 MESSAGES = (
     Message(
         "the model",
         "What its data made of the parameters. This is by far the most that leaves a client: single examples have "
         "been rebuilt from models and updates, and nothing here hides them.",
-        lambda run: any(map(_replies_up, run.rounds)),
+        # answers to questions are no models
+        lambda run: any(_up(e, phase) for e in run.rounds for phase in e["bytes"] if phase not in ("measure", "scale")),
         lambda run: int(run.about["parameters"]),
     ),
     Message(
@@ -58,7 +69,7 @@ MESSAGES = (
         "mean and the spread of each column or channel of its examples. Of a client with one row of a table, that "
         "is the row.",
         lambda run: bool(run.rounds and _up(run.rounds[0], "scale")),
-        lambda run: _numbers_of_inputs(run),
+        _numbers_of_inputs,
     ),
     Message(
         "class norms",
@@ -83,17 +94,16 @@ def learned(groups: Sequence[LineGroup]) -> Table:
     return Table(LEARNED_COLUMNS, tuple(tuple(map(TableCell, row)) for row in rows), sorts=False)
 
 
-def _rows(messages: Iterable[Message], groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
+def _rows(messages: Iterable[Message], groups: Sequence[LineGroup]) -> Iterator[tuple[str, ...]]:
     for one in messages:
         if senders := [group for group in groups if any(map(one.sent, group.runs))]:
-            numbers = {one.numbers(group.runs[0]) for group in senders}
+            numbers = sorted({one.numbers(group.first) for group in senders})
             names = dict.fromkeys(f"{group.config['algorithm.name']}{one.by}" for group in senders)
-            everybody = len(senders) == len(groups) and not one.by
-            who = "all methods" if everybody else ", ".join(names)
-            yield one.what, " or ".join(f"{number:,}" for number in sorted(numbers)), who, one.says
+            who = "all methods" if len(senders) == len(groups) and not one.by else ", ".join(names)
+            yield one.what, " or ".join(f"{number:,}" for number in numbers), who, one.says
 
 
-def _own_messages(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
+def _own_messages(groups: Sequence[LineGroup]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each method that declares messages beside the model; how many numbers, its traffic says."""
     declared = {entry.name: entry.traffic for entry in registry.methods()}
     for name in dict.fromkeys(str(group.config["algorithm.name"]) for group in groups):
@@ -101,18 +111,3 @@ def _own_messages(groups: Sequence[LineGroup]) -> Iterable[tuple[str, ...]]:
             yield f"{name}'s own", "", name, "See the method's file."
         elif name in SAYS:
             yield f"{name}'s own", "", name, f"{SAYS[name]} Sent: {declared[name]}."
-
-
-def _numbers_of_inputs(run: Run) -> int:
-    """Count the numbers that a client has sent about its inputs; where some are missing, each column has a count."""
-    columns = len(run.about["scale"]["mean"])
-    return columns * 4 if run.config.get("dataset.missing") == "mean" else 1 + columns * 3
-
-
-def _replies_up(event: Event) -> int:
-    """Sum the bytes of replies, which models are part of; answers to questions are none."""
-    return sum(_up(event, phase) for phase in event["bytes"] if phase not in ("measure", "scale"))
-
-
-def _up(event: Event, phase: str) -> int:
-    return int(event["bytes"].get(phase, {}).get("up", 0))

@@ -12,7 +12,7 @@ from fnrfl.core.words import counted
 from fnrfl.results.report.groups import LineGroup, Panel, shared_method
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
 from fnrfl.results.report.pairs import VERDICTS, LinePair, against_all, control, is_control_line, line_pairs, ranked
-from fnrfl.results.report.references import best_guess
+from fnrfl.results.report.tables import best_guess
 from fnrfl.results.statistics import mean
 
 NAMES = 5  # in a sentence; of more, the rest is counted
@@ -65,25 +65,22 @@ def say(key: str, **values: Any) -> str:
 def what(panels: Sequence[Panel]) -> str:
     """Say what was run, in one sentence."""
     groups = [group for panel in panels for group in panel.groups]
-    seeds = sorted({seed for group in groups for seed in group.seeds})
-
-    def each(key: str) -> str:
-        return listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
-
-    def many(key: str, noun: str) -> str:
-        return f"{each(key)} {noun if each(key) == '1' else noun + 's'}"
-
+    seeds = [str(seed) for seed in sorted({run.seed for group in groups for run in group.runs})]
     shared = shared_method([group.config for group in groups])
+    each = {
+        key: listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
+        for key in ("dataset.name", "scenario", "model.name", "clients", "rounds")
+    }
     return say(
         "what",
         runs=counted(sum(len(group.runs) for group in groups), "run"),
         by=f" by {shared}" if shared and len(groups) > 1 else "",
-        data=each("dataset.name"),
-        scenario=each("scenario"),
-        clients=many("clients", "client"),
-        rounds=many("rounds", "round"),
-        model=each("model.name"),
-        seeds=f"{'seed' if len(seeds) == 1 else 'seeds'} {listed([str(seed) for seed in seeds])}",
+        data=each["dataset.name"],
+        scenario=each["scenario"],
+        clients=f"{each['clients']} client{'' if each['clients'] == '1' else 's'}",
+        rounds=f"{each['rounds']} round{'' if each['rounds'] == '1' else 's'}",
+        model=each["model.name"],
+        seeds=f"seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}",
     )
 
 
@@ -93,7 +90,7 @@ def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
     A line with a leak is never called best, and the page does not open with it unless all lines have leaks.
     """
     settings = [(panel, lines) for panel in panels for lines in ranked(panel.groups)]
-    honest = [lines for panel, lines in settings if not panel.leaks]
+    honest = [lines for panel, lines in settings if not panel.first.leaks]
     first = honest if len(honest) == 1 else [lines for _, lines in settings]
     if not settings:
         lead, told = say("nothing"), []
@@ -109,21 +106,26 @@ def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
 
 def _not_ranked(panels: Sequence[Panel]) -> list[str]:
     """Say what is on the page and in no ranking, or in one of its own."""
-    told, groups = [], [group for panel in panels for group in panel.groups]
-    if late := [group.label for group in groups if not group.finished]:
-        told.append(say("late", names=listed(late)))
-    if without := [group.label for group in groups if group.finished and not group.values]:
-        told.append(say("without", metric=groups[0].metric.name, names=listed(without)))
-    return told + ([say("leaks apart")] if len(panels) > 1 and any(panel.leaks for panel in panels) else [])
+    groups = [group for panel in panels for group in panel.groups]
+    late = [group.label for group in groups if not group.first.finished]
+    without = [group.label for group in groups if group.first.finished and not group.values]
+    told = [
+        (late, say("late", names=listed(late))),
+        (without, say("without", metric=groups[0].metric.name, names=listed(without))),
+        (len(panels) > 1 and any(panel.first.leaks for panel in panels), say("leaks apart")),
+    ]
+    return [sentence for holds, sentence in told if holds]
 
 
 def _about(lines: Sequence[LineGroup]) -> list[str]:
     """Return at most four sentences about the lines of one setting, and one on lines that have learned nothing."""
-    order = sorted(lines, key=lambda group: -group.metric.gain(_mean(group)))
+    order = sorted(lines, key=lambda group: -group.metric.gain(group.mean))
     methods = [group for group in order if not is_control_line(group)]
     first, pairs = (methods or order)[0], line_pairs(lines)
-    told = [_lead(first, methods, lines)]
-    told.append(_spread(first) + _next(first, methods) + _controls_above(first, order))
+    above = [group for group in order if first.metric.gain(group.mean - first.mean) > 0 and is_control_line(group)]
+    told = [_lead(first, methods, lines), _spread(first) + _next(first, methods)]
+    if above:
+        told[-1] += say("above", names=named([f"{group.label} with {_reached(group)}" for group in above]))
     if len(pairs) > 1:
         told.append(_comparisons(pairs))
     return told + _unproven(lines)
@@ -132,11 +134,11 @@ def _about(lines: Sequence[LineGroup]) -> list[str]:
 def _unproven(lines: Sequence[LineGroup]) -> list[str]:
     """Name the lines whose penalty was compared with no control, and those that have learned nothing."""
     told, controlled = [], control(lines)
-    if alone := [group.label for group in lines if group.config.get("fnr.weight") and id(group) not in controlled]:
+    if alone := [group.label for group in lines if group.config.get("fnr.weight") and group not in controlled]:
         told.append(say("no control", names=named(alone)))
-    weak = [group.label for group in lines if _mean(group) <= mean([best_guess(run) for run in group.runs])]
+    weak = [group.label for group in lines if group.mean <= mean([best_guess(run) for run in group.runs])]
     if weak and lines[0].metric.name == "accuracy":
-        told.append(say("guess", guess=percent(best_guess(lines[0].runs[0])), names=named(weak)))
+        told.append(say("guess", guess=percent(best_guess(lines[0].first)), names=named(weak)))
     return told
 
 
@@ -149,12 +151,12 @@ def _lead(first: LineGroup, methods: Sequence[LineGroup], lines: Sequence[LineGr
     if not methods:
         return say("controls", **said)
     others = methods[1:]
-    if tied := [group.label for group in others if round(_mean(first) - _mean(group), 12) == 0]:
+    if tied := [group.label for group in others if _as_good(first, group)]:
         return say("tied", names=named([first.label, *tied]), **said)
-    if first.leaks:
+    if first.first.leaks:
         return say("leak", **said)
     pairs, compared = against_all(first, others, lines)
-    close = [pair.partner(first).label for pair in pairs if not pair.holds]
+    close = [line.label for line, pair in pairs.items() if not pair.holds]
     if not close:
         return say("best", **said)
     than = named(close)
@@ -166,23 +168,18 @@ def _lead(first: LineGroup, methods: Sequence[LineGroup], lines: Sequence[LineGr
 
 def _next(first: LineGroup, methods: Sequence[LineGroup]) -> str:
     """Say how far the second method is behind, and whether that is more than the spread over seeds."""
-    if len(methods) < 2 or round(_mean(first) - _mean(methods[1]), 12) == 0:
+    if len(methods) < 2 or _as_good(first, methods[1]):
         return ""
     second, metric = methods[1], first.metric
-    ((pair, *_), _) = against_all(first, [second], [first, second])
+    pair = against_all(first, [second], [first, second])[0][second]
     found, interval = pair.found, ""
     if found is not None and found.low is not None and found.high is not None:
         low, high = sorted((metric.gain(found.low), metric.gain(found.high)))
         if pair.one is not first:
             low, high = -high, -low
         interval = say("interval", space=SPACE, low=signed(low, metric), high=points(high, metric), seeds=found.n)
-    behind = points(abs(_mean(first) - _mean(second)), metric).lstrip("+")
+    behind = points(abs(first.mean - second.mean), metric).lstrip("+")
     return say("next", second=second.label, behind=behind, verdict=VERDICTS[pair.verdict], interval=interval)
-
-
-def _controls_above(first: LineGroup, order: Sequence[LineGroup]) -> str:
-    ahead = [group for group in order if first.metric.gain(_mean(group) - _mean(first)) > 0 and is_control_line(group)]
-    return say("above", names=named([f"{group.label} with {_reached(group)}" for group in ahead])) if ahead else ""
 
 
 def _comparisons(pairs: Sequence[LinePair]) -> str:
@@ -200,13 +197,13 @@ def _comparisons(pairs: Sequence[LinePair]) -> str:
     return say("compared", comparisons=counted(tested, "comparison"), parts="; ".join(parts))
 
 
+def _as_good(one: LineGroup, other: LineGroup) -> bool:
+    return round(one.mean - other.mean, 12) == 0
+
+
 def _reached(group: LineGroup) -> str:
     name = "test accuracy" if group.metric.name == "accuracy" else group.metric.name
-    return f"{in_words(_mean(group), group.metric)} {name}{' (leak)' if group.leaks else ''}"
-
-
-def _mean(group: LineGroup) -> float:
-    return mean(list(group.values.values()))
+    return f"{in_words(group.mean, group.metric)} {name}{' (leak)' if group.first.leaks else ''}"
 
 
 def _spread(group: LineGroup) -> str:

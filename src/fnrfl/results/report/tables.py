@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +12,10 @@ from fnrfl.results.report.groups import LineGroup, Panel, varying
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, as_percent, in_cell, signed
 from fnrfl.results.report.pairs import VERDICTS, LinePair, is_control_line, line_pairs, ranked
-from fnrfl.results.report.references import references
 from fnrfl.results.statistics import deviation, mean
 from fnrfl.runs.metrics import MIB
 from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
-TableValue = float | str | None
 # A number of a run in a table: its column, its value, and the value as text.
 RunMeasure = tuple["Column", Callable[[Run], float | None], Callable[[float], str]]
 
@@ -39,7 +38,7 @@ class TableCell:
     """
 
     text: str
-    value: TableValue = None
+    value: float | str | None = None
     beside: str = ""
     group: LineGroup | None = None
     ends: tuple[str, ...] = ()
@@ -56,6 +55,31 @@ class Table:
 
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light
 METHOD_COLUMN = Column("method", number=False)
+
+
+def name_cell(group: LineGroup, beside: str = "") -> TableCell:
+    """The name of a line, and what stands beside it."""
+    return TableCell(group.label, group.label, beside, group)
+
+
+def text_cell(text: str) -> TableCell:
+    """A cell of words, which are what sorting compares."""
+    return TableCell(text, text)
+
+
+def number_cell(value: float | None, text: Callable[[float], str], beside: str = "") -> TableCell:
+    """A cell of a number; empty where there is none."""
+    return TableCell("") if value is None else TableCell(text(value), value, beside)
+
+
+def over_seeds(values: Iterable[float | None], text: Callable[[float], str]) -> TableCell:
+    """The mean of what is known, and its standard deviation; empty where nothing is."""
+    known = [value for value in values if value is not None]
+    sd = deviation(known) if known else None
+    return number_cell(mean(known) if known else None, text, "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}")
+
+
+# -- results: means over seeds, what guesses reach, differences, and every run -----------------------------------------
 
 
 def _size(value: float) -> str:
@@ -83,38 +107,49 @@ COSTS: tuple[RunMeasure, ...] = (
 def line_table(panel: Panel, measures: Iterable[RunMeasure]) -> Table:
     """One row for each line: means over seeds with standard deviations, of what some run has."""
     kept = [m for m in measures if any(m[1](run) is not None for run in panel.runs)]
-    columns = (METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept))
     rows = []
     for group in panel.groups:
-        cells = (over_seeds(map(value, group.runs), text) for _, value, text in kept)
         name = name_cell(group, "control" if is_control_line(group) else "")
+        cells = (over_seeds(map(value, group.runs), text) for _, value, text in kept)
         rows.append((name, TableCell(str(len(group.runs)), len(group.runs)), *cells))
-    return Table(columns, tuple(rows))
+    return Table((METHOD_COLUMN, Column("seeds", "how many"), *(column for column, _, _ in kept)), tuple(rows))
 
 
 def results(panel: Panel) -> Table:
     """One row for each line, the panel's metric first, and one for each answer that nobody learned."""
     found = line_table(panel, map(measure, dict.fromkeys((panel.metric, *SHARES))))
-    return Table(found.columns, (*found.rows, *_references(panel, found.columns)))
+    guesses = (
+        (TableCell(name, name, meaning), *(number_cell(shares.get(c.metric), as_percent) for c in found.columns[1:]))
+        for name, meaning, shares in references(panel)
+    )
+    return Table(found.columns, (*found.rows, *guesses))
 
 
-def name_cell(group: LineGroup, beside: str = "") -> TableCell:
-    """The name of a line, and what stands beside it."""
-    return TableCell(group.label, group.label, beside, group)
+def references(panel: Panel) -> list[tuple[str, str, dict[str, float]]]:
+    """Answers that nobody learned: a name, its meaning, and its shares of right answers by metric.
+
+    They are guessing, and always the most frequent class, of which nothing is known in runs of older versions.
+    """
+
+    def scored(name: str, meaning: str, accuracy: float, balanced: float) -> tuple[str, str, dict[str, float]]:
+        return name, meaning, {"accuracy": accuracy, "accuracy_clean": accuracy, "balanced_accuracy": balanced}
+
+    guess = 1 / len(panel.first.counts[0])
+    known = [run.test_counts for run in panel.runs if any(run.test_counts)]
+    chance = scored("chance", "a class drawn at random", guess, guess)
+    if not known:
+        return [chance]
+    share = mean([max(counts) / sum(counts) for counts in known])
+    balanced = mean([1 / sum(map(bool, counts)) for counts in known])
+    if math.isclose(share, guess) and math.isclose(balanced, guess):
+        return [scored("chance, majority class", "a class drawn at random, or always the same", share, balanced)]
+    return [chance, scored("majority class", "always the most frequent class of the test set", share, balanced)]
 
 
-def over_seeds(values: Iterable[float | None], text: Callable[[float], str]) -> TableCell:
-    """The mean of what is known, and its standard deviation; empty where nothing is."""
-    known = [value for value in values if value is not None]
-    sd = deviation(known) if known else None
-    return _cell(mean(known) if known else None, text, "" if sd is None else f"\N{PLUS-MINUS SIGN} {text(sd)}")
-
-
-def _references(panel: Panel, columns: Sequence[Column]) -> Iterable[tuple[TableCell, ...]]:
-    """Rows of answers that nobody learned, which every accuracy is measured against."""
-    for one in references(panel):
-        known = [one.shares.get(column.metric) for column in columns[1:]]
-        yield (TableCell(one.name, one.name, one.meaning), *(_cell(share, as_percent) for share in known))
+def best_guess(run: Run) -> float:
+    """The accuracy that a model must exceed to have learned anything: that of the best answer without a model."""
+    counts = run.test_counts
+    return max(counts) / sum(counts) if any(counts) else 1 / len(run.counts[0])
 
 
 def differences(panel: Panel) -> Table:
@@ -135,19 +170,17 @@ def differences(panel: Panel) -> Table:
 
 def _difference_row(pair: LinePair) -> tuple[TableCell, ...]:
     found, metric = pair.found, pair.one.metric
-    names = (name_cell(pair.one), text_cell(pair.other.label))
-    if found is None:
-        return (*names, *[TableCell("")] * 4, TableCell("0", 0.0), text_cell(VERDICTS[pair.verdict]))
-    ends = [] if found.low is None or found.high is None else [signed(end, metric) for end in (found.low, found.high)]
-    return (
-        *names,
-        TableCell(signed(found.mean, metric), found.mean),
-        TableCell(" to ".join(ends), found.low, ends=tuple(ends)),
-        _cell(found.p, _probability),
-        _cell(pair.corrected, _probability),
-        TableCell(str(found.n), found.n),
-        text_cell(VERDICTS[pair.verdict]),
-    )
+    numbers = [*[TableCell("")] * 4, TableCell("0", 0.0)]
+    if found is not None:
+        ends = tuple(signed(end, metric) for end in (found.low, found.high) if end is not None)
+        numbers = [
+            TableCell(signed(found.mean, metric), found.mean),
+            TableCell(" to ".join(ends), found.low, ends=ends),
+            number_cell(found.p, _probability),
+            number_cell(pair.corrected, _probability),
+            TableCell(str(found.n), found.n),
+        ]
+    return (name_cell(pair.one), text_cell(pair.other.label), *numbers, text_cell(VERDICTS[pair.verdict]))
 
 
 def _probability(p: float) -> str:
@@ -166,31 +199,19 @@ def every_run(panel: Panel) -> Table:
         *COSTS,
     )
     rows = (
-        (name_cell(group, str(run.path)), *(_cell(value(run), text) for _, value, text in measures))
+        (name_cell(group, str(run.path)), *(number_cell(value(run), text) for _, value, text in measures))
         for group in panel.groups
         for run in group.runs
     )
     return Table((METHOD_COLUMN, *(column for column, _, _ in measures)), tuple(rows))
 
 
-def _cell(value: float | None, text: Callable[[float], str], beside: str = "") -> TableCell:
-    return TableCell("") if value is None else TableCell(text(value), value, beside)
-
-
 def settings(panel: Panel) -> Table | None:
     """The keys that differ between the lines, one row for each line; None if there is nothing to tell."""
-    configs = [group.config for group in panel.groups]
-    keys = varying(configs)
-    if not keys:
-        return None
+    keys = varying([group.config for group in panel.groups])
     columns = (METHOD_COLUMN, *(Column(key, number=False) for key in keys))
     rows = ((name_cell(group), *(text_cell(str(group.config.get(key, ""))) for key in keys)) for group in panel.groups)
-    return Table(columns, tuple(rows))
-
-
-def text_cell(text: str) -> TableCell:
-    """A cell of words, which are what sorting compares."""
-    return TableCell(text, text)
+    return Table(columns, tuple(rows)) if keys else None
 
 
 # -- metrics: which one leads, a table of the others, confusion matrices, and each client's accuracy -------------------
@@ -219,14 +240,11 @@ def metrics_of(runs: Sequence[Run]) -> dict[str, Metric]:
     return {name: metric for name, metric in known.items() if any(run.last(name) is not None for run in runs)}
 
 
-def metrics_table(panel: Panel) -> Table | None:
-    """The metrics that the table of results has not; None without any."""
-    shown = tabled_metrics(panel)  # none where a version before 0.2.0 made the runs
-    return line_table(panel, map(measure, shown)) if shown else None
-
-
 def tabled_metrics(panel: Panel) -> list[Metric]:
-    """The metrics of this table: those that are no share, which the table of results has."""
+    """The metrics of their own table: those that are no share, which the table of results has.
+
+    There are none where a version before 0.2.0 made the runs.
+    """
     return [metric for metric in metrics_of(panel.runs).values() if not metric.share and metric.name != "loss"]
 
 
@@ -243,11 +261,11 @@ def site_table(panel: Panel) -> Table | None:
 
     Lines of one data set have the same clients where the scenario takes those of the data.
     """
-    scored = [group for group in panel.groups if group.runs[0].rounds[-1].get("per_site")]
+    scored = [group for group in panel.groups if group.first.rounds[-1].get("per_site")]
     if not scored:
         return None
-    first = scored[0].runs[0]
-    scored = [group for group in scored if group.runs[0].client_names == first.client_names]
+    first = scored[0].first
+    scored = [group for group in scored if group.first.client_names == first.client_names]
     tests = first.about.get("site_test_counts", [])
     columns = (
         Column("client", number=False),
@@ -255,11 +273,12 @@ def site_table(panel: Panel) -> Table | None:
         *([Column("test examples", "that it brought")] if tests else []),
         *(Column(group.label, "accuracy, % on the test examples that the client brought") for group in scored),
     )
-    rows = []
-    for client, name in enumerate(first.client_names[:CLIENTS]):
-        row = [TableCell(name, client), TableCell(f"{sum(first.counts[client]):,}", sum(first.counts[client]))]
-        row += [TableCell(f"{count:,}", count) for count in tests[client : client + 1]]
-        for group in scored:
-            row.append(over_seeds((run.rounds[-1]["per_site"][client] for run in group.runs), as_percent))
-        rows.append(tuple(row))
+    rows = (
+        (
+            TableCell(name, client),
+            *(TableCell(f"{count:,}", count) for count in (sum(first.counts[client]), *tests[client : client + 1])),
+            *(over_seeds((run.rounds[-1]["per_site"][client] for run in group.runs), as_percent) for group in scored),
+        )
+        for client, name in enumerate(first.client_names[:CLIENTS])
+    )
     return Table(columns, tuple(rows))
