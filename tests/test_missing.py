@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +12,22 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import fnrfl
-from fnrfl.config import load as load_config
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.rng import numpy_generator
-from fnrfl.core.types import Batch, Out, Tree
 from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import Columns, Reading
-from fnrfl.data.scaling import InputMoments, merged
-from fnrfl.runs.data import reading_of
 from fnrfl.runs.forecast import forecast
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import run as run_config
 from fnrfl.runs.setup.build import build
 from settings import with_keys
+from test_scaling import EXACT, moments
 from test_tables import write
 
 SMALL: dict[str, Any] = {"clients": 3, "rounds": 2, "scenario": "label-dirichlet(0.5)", "model": "mlp"}
-EXACT = SMALL | {"engine": {"name": "loop", "precision": "float64", "accelerate": False}}
-
-
-def moments(x: Tensor, sizes: list[int]) -> Tree:
-    """The moments of the known values of some clients, each asked about in batches of three, merged."""
-    probe, answers = InputMoments(gaps=True), []
-    for mine in x.split(sizes):
-        total: Tree = {}
-        for part in mine.split(3):
-            batch = Batch(part, torch.zeros(len(part), dtype=torch.int64), torch.arange(len(part)))
-            total = probe.add(total, probe(Out.empty(batch), batch))
-        answers.append(probe.finish(total))
-    return reduce(merged, answers)
 
 
 @settings(max_examples=80, deadline=None)
@@ -62,7 +44,7 @@ def test_sums_of_known_values_are_those_of_all_of_them(
     x = offset + dice.normal(size=(sum(sizes), 3)) + np.repeat(np.arange(len(sizes)), sizes)[:, None]
     x[dice.random(x.shape) < share] = np.nan
     x[: sizes[0], 0] = np.nan  # the first client knows nothing of the first column
-    got = moments(torch.from_numpy(x), sizes)
+    got = moments(torch.from_numpy(x), sizes, gaps=True)
     for column in range(3):
         known = x[~np.isnan(x[:, column]), column].astype(np.longdouble)
         assert int(got["count"][column]) == len(known)
@@ -93,7 +75,7 @@ def patients(rows: int = 90, *, seed: int = 0, gaps: bool = True) -> dict[str, A
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("missing")
     keys = {"name": write(folder / "p.csv", patients()), "scale": request.param, "missing": "mean"}
-    return fnrfl.run(None, out=folder / "run", dataset=keys, fnr={"epochs": 1}, **EXACT)
+    return fnrfl.run(None, out=folder / "run", dataset=keys, fnr={"epochs": 1}, **EXACT | SMALL)
 
 
 def test_a_run_is_the_run_on_data_that_somebody_filled_in(finished: Result, tmp_path: Path) -> None:
@@ -115,7 +97,7 @@ def test_a_run_is_the_run_on_data_that_somebody_filled_in(finished: Result, tmp_
         torch.testing.assert_close(finished.weights["input_scale.std"], std, rtol=1e-12, atol=0)
         return
     keys = {"name": str(tmp_path / "filled.npz"), "scale": scale}
-    by_hand = fnrfl.run(None, out=None, dataset=keys, fnr={"epochs": 1}, **EXACT)
+    by_hand = fnrfl.run(None, out=None, dataset=keys, fnr={"epochs": 1}, **EXACT | SMALL)
     for name, tensor in by_hand.weights.items():
         torch.testing.assert_close(finished.weights[name], tensor, rtol=1e-9, atol=1e-11)
 
@@ -213,19 +195,15 @@ def test_a_client_that_would_have_nothing_left_is_refused(tmp_path: Path) -> Non
 # -- odd data ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_column_that_no_client_knows_is_refused(tmp_path: Path) -> None:
+def test_data_without_known_or_missing_values_is_refused(tmp_path: Path) -> None:
     columns = {"age": [""] * 40, "dose": list(range(40)), "label": [row % 2 for row in range(40)]}
-    keys = {"name": write(tmp_path / "p.csv", columns), "missing": "mean"}
     few = SMALL | {"scenario": "iid"}
     with pytest.raises(CompatibilityError, match="no known value in column 'age'.*dataset.ignore"):
-        fnrfl.run(None, out=None, dataset=keys, **few)
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int64])
-def test_pixels_and_whole_numbers_have_no_missing_values(tmp_path: Path, kind: type) -> None:
-    np.savez(tmp_path / "p.npz", x=np.ones((60, 1, 4, 4), kind), y=np.arange(60) % 2)
-    with pytest.raises(CompatibilityError, match="holds pixels or whole numbers"):
-        fnrfl.run(None, out=None, dataset={"name": str(tmp_path / "p.npz"), "missing": "mean"}, **SMALL)
+        fnrfl.run(None, out=None, dataset={"name": write(tmp_path / "p.csv", columns), "missing": "mean"}, **few)
+    for kind in (np.uint8, np.int64):
+        np.savez(tmp_path / "p.npz", x=np.ones((60, 1, 4, 4), kind), y=np.arange(60) % 2)
+        with pytest.raises(CompatibilityError, match="holds pixels or whole numbers"):
+            fnrfl.run(None, out=None, dataset={"name": str(tmp_path / "p.npz"), "missing": "mean"}, **few)
 
 
 def test_a_client_with_one_row_is_named_here_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,8 +212,3 @@ def test_a_client_with_one_row_is_named_here_too(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING, "fnrfl"):
         fnrfl.run(None, out=None, dataset=keys, model="mlp", **alone)
     assert 'dataset.missing = "mean" asks for the mean' in caplog.text
-
-
-def test_the_keys_reach_the_reader() -> None:
-    config = load_config(None, ["dataset.missing=mean", "dataset.label=y", "dataset.categories=a,b"])
-    assert (reading_of(config).missing, reading_of(config).categories) == ("mean", ("a", "b"))

@@ -27,7 +27,6 @@ from fnrfl.data.datasets import load as load_data
 from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import Splits
-from fnrfl.data.scenarios import parse
 from fnrfl.results import compare as comparing
 from fnrfl.results.report.charts import payload
 from fnrfl.results.report.groups import panels_of
@@ -52,9 +51,7 @@ ROWS = st.lists(
 )
 
 
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 
 
 def write(ids: Sequence[object], labels: Sequence[int], numbers: Sequence[int] | None = None, **more: object) -> None:
@@ -140,19 +137,15 @@ def test_numbers_with_gaps_are_names(ids: Any) -> None:
         ([np.nan, 1, 1, 2], "nan"),
         (["a", "b", "b"], "[3] for 4 examples"),
         ([["a"], ["b"], ["b"], ["c"]], "[4, 1]"),
+        (None, "client and clients"),
     ],
 )
 def test_ids_that_name_nobody_are_refused(ids: Any, said: str) -> None:
-    np.savez("own.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], client=np.array(ids))
+    arrays = {"client": list("abcd"), "clients": list("abcd")} if ids is None else {"client": ids}
+    np.savez("own.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], **{name: np.array(one) for name, one in arrays.items()})
     with pytest.raises(ConfigError, match="client") as error:
         load_data("own.npz")
     assert said in str(error.value)
-
-
-def test_two_arrays_cannot_both_name_the_clients() -> None:
-    write(["a"] * 4, [0, 1] * 2, clients=["b"] * 4)
-    with pytest.raises(ConfigError, match="client and clients"):
-        load_data("own.npz")
 
 
 def test_names_are_sorted_as_people_sort_them() -> None:
@@ -214,13 +207,6 @@ def test_the_data_counts_the_clients() -> None:
         load_config(None, ["clients=0"])
     assert with_keys(load_config(None, ["scenario=natural"]), {"scenario": "iid", "clients": 4}).clients == 4
     assert with_keys(NATURAL, {"seed": 3}).clients == 0
-
-
-def test_natural_is_a_whole_split() -> None:
-    assert str(parse("natural+feature-noise(0.10)")) == "natural + feature-noise(0.1)"
-    for text in ("natural + label-dirichlet(0.5)", "natural + iid", "natural + quantity-dirichlet(1)", "niid(natural)"):
-        with pytest.raises(ConfigError, match="keep one of them"):
-            parse(text)
 
 
 def test_data_that_names_nobody_is_refused_and_names_that_nobody_asked_for_are_said() -> None:
@@ -384,20 +370,3 @@ def test_a_run_says_how_each_site_fares() -> None:
     assert shown.exit_code == 0 and "clients of the data" in shown.stdout and "\x1b" not in shown.stdout
     assert "sites: " in shown.stdout and "\nH10 " in shown.stdout and "\none  " in shown.stdout
     assert re.search(r"\nH10 +[\d.]+ +23 test examples\n", shown.stdout)
-
-
-def test_scaling_statistics_of_sites_are_those_of_the_pooled_data() -> None:
-    dice = numpy_generator(1, "sites")
-    ids = np.repeat([f"H{site}" for site in range(10)], dice.integers(1, 40, 10))
-    shift = np.array([int(name[1:]) for name in ids])[:, None]
-    x = 1e6 + dice.normal(size=(len(ids), 3)) * [1.0, 1e-2, 1e3] + shift
-    y = np.arange(len(ids)) % 2
-    np.savez("own.npz", x_train=x, y_train=y, client_train=ids, x_test=x[:4], y_test=y[:4])
-    built = build.build(
-        with_keys(ALONE, {"dataset": {"scale": "standard"}, "engine": {"name": "loop", "precision": "float64"}})
-    )
-    assert built.scaling is not None and len(built.partition.names) == 10
-    scale = built.scaling.as_json()
-    exact = x.astype(np.longdouble)
-    np.testing.assert_allclose(scale["mean"], exact.mean(0).astype(float), rtol=1e-12)
-    np.testing.assert_allclose(scale["std"], exact.std(0).astype(float), rtol=1e-12)

@@ -111,12 +111,7 @@ def test_mixed_skew_that_needs_many_draws_is_the_originals(seed: int) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    examples=st.integers(300, 2000),
-    clients=st.integers(1, 12),
-    alpha=st.floats(0.8, 20),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(st.integers(300, 2000), st.integers(1, 12), st.floats(0.8, 20), st.integers(0, 2**32 - 1))
 def test_quantity_skew_equals_the_plain_rule(examples: int, clients: int, alpha: float, seed: int) -> None:
     expected, _ = plain_quantity(examples, clients, alpha, seed)
     assert [mine.tolist() for mine in niid.quantity_dirichlet(examples, clients, alpha, seed)] == expected
@@ -130,10 +125,12 @@ def test_label_skew_equals_the_plain_rule(clients: int, alpha: float, seed: int)
 
 
 def test_the_number_of_draws_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [niid.quantity_dirichlet(1000, 10, 0.2, seed) for seed in range(5)]
+    def drawn() -> list[Split]:
+        return [[mine.tolist() for mine in niid.quantity_dirichlet(1000, 10, 0.2, seed)] for seed in range(5)]
+
+    before = drawn()
     monkeypatch.setattr(niid, "MAX_NUMBERS_AT_ONCE", 70)
-    after = [niid.quantity_dirichlet(1000, 10, 0.2, seed) for seed in range(5)]
-    assert [[mine.tolist() for mine in held] for held in before] == [[mine.tolist() for mine in held] for held in after]
+    assert drawn() == before
 
 
 def test_the_last_draw_that_the_limit_allows_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +139,7 @@ def test_the_last_draw_that_the_limit_allows_still_counts(monkeypatch: pytest.Mo
     monkeypatch.setattr(niid, "MAX_NUMBERS", draws * 10)
     assert [mine.tolist() for mine in niid.quantity_dirichlet(1000, 10, 0.2, 4)] == expected
     monkeypatch.setattr(niid, "MAX_NUMBERS", draws * 10 - 1)
-    with pytest.raises(
-        ConfigError, match=f"none of {draws - 1:,} draws gave each of 10 clients 10 of the 1,000 examples"
-    ):
+    with pytest.raises(ConfigError, match=f"none of {draws - 1:,} draws"):
         niid.quantity_dirichlet(1000, 10, 0.2, 4)
 
 

@@ -49,16 +49,13 @@ def test_a_size_is_a_number_or_a_height_and_a_width(text: str, size: tuple[int, 
 
 @pytest.mark.parametrize("text", ["0", "-3", "8x", "x8", "8x8x8", "4.5", "big", "8x0", "99999", "٣"])
 def test_other_sizes_are_refused_at_once(text: str) -> None:
+    with pytest.raises(ConfigError, match="resizes the images of a folder, and dataset = 'digits' is none"):
+        read_source("digits", reading=Reading(image_size=(4, 4)))
     with pytest.raises(ConfigError, match="dataset.image_size = .* it must be a number of pixels, as 64, or a height"):
         load_config(None, {"dataset.image_size": text})
 
 
-EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
-%%BoundingBox: 0 0 7 9
-%%EndComments
-showpage
-%%EOF
-"""
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 9\n%%EndComments\nshowpage\n%%EOF\n"
 
 
 def test_a_picture_runs_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +173,6 @@ def test_one_picture_is_refused_with_the_way_to_its_folder(tmp_path: Path, monke
         predict("run", "table.xlsx")
     with pytest.raises(ConfigError, match="nor a file or folder that exists"):
         predict("run", "new/2.png")
-
-
-def test_sizes_of_what_is_no_folder_are_refused() -> None:
-    with pytest.raises(ConfigError, match="resizes the images of a folder, and dataset = 'digits' is none"):
-        read_source("digits", reading=Reading(image_size=(4, 4)))
 
 
 def test_a_site_with_grey_pictures_goes_with_one_that_has_colour(tmp_path: Path) -> None:

@@ -158,10 +158,10 @@ def test_a_list_of_columns_that_cannot_be_read_is_refused() -> None:
         split_names("a" * 200_000)
 
 
-@pytest.mark.parametrize("cells", [("a", "b"), ("0", "0"), ("0", ""), ("0.5", "1.5")])
+@pytest.mark.parametrize("cells", [("a", "b"), ("0", "0"), ("0", ""), ("0.5", "1.5"), ("0,0", "1,1")])
 def test_a_column_without_a_name_that_does_not_number_rows_is_refused(tmp_path: Path, cells: tuple[str, str]) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(f"a,,label\n1,{cells[0]},x\n2,{cells[1]},y\n")
+    path.write_text(f"a,{',' * (1 + cells[0].count(','))}label\n1,{cells[0]},x\n2,{cells[1]},y\n")
     with pytest.raises(ConfigError, match=r"has a column without a name \(number 2\), such as .* Name it in the first"):
         load(str(path))
 
@@ -291,12 +291,8 @@ def test_a_cell_with_an_underscore_is_text(tmp_path: Path, monkeypatch: pytest.M
     assert list(raw.classes or ()) == ["10", "1_0"]
     alone = read_source(write(Path("alone.csv"), {"code": ["2_1", "2_2"] * 30, "label": label})).raw
     assert alone.columns is not None and alone.columns.categories == {"code": ("2_1", "2_2")}
-    fnrfl.run(
-        None,
-        out="run",
-        dataset=write(Path("plain.csv"), {"age": range(60), "dose": range(60), "label": label}),
-        **QUICK,
-    )
+    plain = write(Path("plain.csv"), {"age": range(60), "dose": range(60), "label": label})
+    fnrfl.run(None, out="run", dataset=plain, **QUICK)
     with pytest.raises(ConfigError, match="line 3 of new.csv has '2_1' in column 'age', which is a column of numbers"):
         predict("run", write(Path("new.csv"), {"age": ["1e1", "2_1"], "dose": [1, 2]}))
 
@@ -313,11 +309,6 @@ def test_arrays_have_missing_values_too(tmp_path: Path) -> None:
     x = np.arange(40.0).reshape(20, 2)
     x[3, 1] = np.nan
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(20) % 2)
-    with pytest.raises(ConfigError, match="not finite.*dataset.missing"):
-        read_source(str(tmp_path / "t.npz"))
     raw = read_source(str(tmp_path / "t.npz"), reading=Reading(missing="drop")).raw
     np.testing.assert_array_equal(raw.parts[""].x, np.delete(x, 3, axis=0))
     assert "of 20 examples, 1 with missing values is left out" in raw.notices[0]
-    np.savez(tmp_path / "t.npz", x=np.where(np.isnan(x), np.inf, x), y=np.arange(20) % 2)
-    with pytest.raises(ConfigError, match="not finite"):
-        read_source(str(tmp_path / "t.npz"), reading=Reading(missing="drop"))

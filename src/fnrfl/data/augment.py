@@ -37,18 +37,12 @@ def draw_crop_flip(images: int, generator: torch.Generator, pad: int = PAD) -> T
 def crop_flip(x: Tensor, crops: Tensor, pad: int = PAD) -> Tensor:
     """Pad images [..., C, H, W] by reflection, crop them back to their size, and mirror them, as `crops` [...] says."""
     _check(tuple(x.shape[-3:]), pad)
-    source = source_pixels(x.shape[-2], x.shape[-1], crops, pad).flatten(-2).unsqueeze(-2)  # [..., 1, H*W]
-    pixels = x.flatten(-2)
-    return pixels.gather(-1, source.expand_as(pixels)).reshape(x.shape)
-
-
-def source_pixels(height: int, width: int, crops: Tensor, pad: int = PAD) -> Tensor:
-    """Where each pixel of the augmented images comes from, as row * width + column: [..., H, W]."""
-    side, place = 2 * pad + 1, crops // 2
-    rows = _reflect(height, place // side - pad)
-    columns = _reflect(width, place % side - pad)
+    (height, width), side, place = x.shape[-2:], 2 * pad + 1, crops // 2
+    rows, columns = _reflect(height, place // side - pad), _reflect(width, place % side - pad)
     columns = torch.where(crops.unsqueeze(-1) % 2 == 1, columns.flip(-1), columns)
-    return rows.unsqueeze(-1) * width + columns.unsqueeze(-2)
+    source = rows.unsqueeze(-1) * width + columns.unsqueeze(-2)  # where each pixel comes from, [..., H, W]
+    pixels = x.flatten(-2)
+    return pixels.gather(-1, source.flatten(-2).unsqueeze(-2).expand_as(pixels)).reshape(x.shape)
 
 
 def _reflect(size: int, shift: Tensor) -> Tensor:

@@ -181,18 +181,16 @@ def scaled(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def check_fits(x: Tensor, dtype: torch.dtype, what: str) -> None:
     """Refuse examples that a net cannot take: numbers beyond its type, or fractions where it takes whole numbers."""
-    if not dtype.is_floating_point:
-        if x.dtype != torch.int64:
-            raise CompatibilityError(
-                f"{what} holds {str(x.dtype).removeprefix('torch.')}, and the model takes whole numbers as they are "
-                "(tokens). Store them as int64."
-            )
-        return
-    if x.dtype == torch.float64 and dtype != torch.float64 and x.numel():
-        largest = x.nan_to_num(0.0).abs().max()  # NaN: a missing value
-        if largest > torch.finfo(dtype).max:
+    if not dtype.is_floating_point and x.dtype != torch.int64:
+        raise CompatibilityError(
+            f"{what} holds {str(x.dtype).removeprefix('torch.')}, and the model takes whole numbers as they are "
+            "(tokens). Store them as int64."
+        )
+    if dtype.is_floating_point and x.dtype == torch.float64 and dtype != x.dtype and x.numel():
+        largest, most = x.nan_to_num(0.0).abs().max(), torch.finfo(dtype).max  # NaN: a missing value
+        if largest > most:
             raise CompatibilityError(
                 f"{what} holds a number as large as {float(largest):.3g}, and the model computes in "
-                f"{str(dtype).removeprefix('torch.')}, which ends at {torch.finfo(dtype).max:.3g}. Scale the data, or "
-                "set engine.precision = float64."
+                f"{str(dtype).removeprefix('torch.')}, which ends at {most:.3g}. Scale the data, or set "
+                "engine.precision = float64."
             )

@@ -8,7 +8,6 @@ training and for use.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,17 +173,8 @@ class DataSource:
         y, classes = arrays.numbered([part.y for part in parts], self.raw.classes, self.name)
         train, test = (Part(arrays.tensor(values), arrays.tensor(labels)) for values, labels in zip(x, y, strict=True))
         clients = [None if part.clients is None else tuple(str(one) for one in part.clients) for part in parts]
-        return Dataset(
-            self.name,
-            train,
-            test,
-            classes,
-            self.source,
-            self.checksum or checksum(x[0], y[0], x[1], y[1]),
-            self.raw.columns,
-            self.raw.notices,
-            *clients,
-        )
+        known, raw = self.checksum or checksum(x[0], y[0], x[1], y[1]), self.raw
+        return Dataset(self.name, train, test, classes, self.source, known, raw.columns, raw.notices, *clients)
 
 
 def load(
@@ -225,18 +215,16 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
             )
         held, source = [("", read_object(function, name, begins=f"dataset = {name!r} returned"))], name
     else:
-        raise _not_read(name, path, NAMED_DATASETS)
-    used = expected is None or expected.labels_used
-    return DataSource(name, source, normalise(name, held, reading, labels_used=used))
+        raise _not_read(name, path)
+    return DataSource(name, source, normalise(name, held, reading, expected))
 
 
 def object_source(
     value: object, title: str, reading: Reading = PLAIN_READING, expected: Expected | None = None
 ) -> DataSource:
     """The same of an object that was passed in; `title` is what sentences call it."""
-    used = expected is None or expected.labels_used
-    raw = read_object(value, title, expected)
-    return DataSource(title, title, normalise(title, [("", raw)], reading, labels_used=used))
+    held = [("", read_object(value, title, expected))]
+    return DataSource(title, title, normalise(title, held, reading, expected))
 
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
@@ -255,17 +243,17 @@ def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
         )
 
 
-def _not_read(name: str, path: Path, known: Collection[str]) -> ConfigError:
-    """What to say of a name that stands for no data; `known` are the names of data sets."""
+def _not_read(name: str, path: Path) -> ConfigError:
+    """What to say of a name that stands for no data."""
     if path.suffix.lower() in IMAGE_ENDINGS and path.is_file():
         return ConfigError(
             f"dataset = {name!r} is one picture, and pictures are read by the folder. Give its folder, "
             f"{str(path.parent)!r}, or one that holds this picture alone."
         )
     what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
-    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, known)
+    way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, NAMED_DATASETS)
     return ConfigError(
-        f"dataset = {name!r} is {what}; it must be {', '.join(known)}, a .npz, .csv or .json file, a folder "
+        f"dataset = {name!r} is {what}; it must be {', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder "
         f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
     )
 

@@ -12,7 +12,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted, printable, same_spelling
 from fnrfl.data import arrays
 from fnrfl.data.partition.by_client import in_natural_order
-from fnrfl.data.reading import ONLY_PART, PARTS, Examples, Held, RawData, Reading
+from fnrfl.data.reading import ONLY_PART, PARTS, Examples, Expected, Held, RawData, Reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +30,13 @@ class Piece:
         return f"{kind}{'_' if self.part else ''}{self.part} of {printable(self.client) or self.data}"
 
 
-def normalise(name: str, held: Held, reading: Reading, *, labels_used: bool = True) -> RawData:
+def normalise(name: str, held: Held, reading: Reading, expected: Expected | None = None) -> RawData:
     """Check what each client brings, make it alike, and join it; a client called "" is nobody.
 
     Examples become numbers of one type and shape, with one label each if there are labels. Where some client brings a
-    test part, those that bring none have none. Labels that nobody uses are none at all if some are missing or they are
-    not alike.
+    test part, those that bring none have none. Labels that nobody uses are none at all if some are missing.
     """
+    labels_used = expected is None or expected.labels_used
     pieces = [
         _checked(Piece(name, client, part, examples, raw.classes), reading, labels_used)
         for client, raw in held
@@ -47,8 +47,6 @@ def normalise(name: str, held: Held, reading: Reading, *, labels_used: bool = Tr
     pieces, converted = _in_one_form(pieces)
     if labels_used:
         _refuse_other_labels(pieces)
-    elif len(_kinds_of_labels(pieces)) > 1:
-        pieces = [replace(piece, examples=replace(piece.examples, y=None)) for piece in pieces]
     classes = None if pieces[0].classes is None else [same_spelling(str(one)) for one in pieces[0].classes]
     notices = (*(notice for _, raw in held for notice in raw.notices), *converted)
     return _with_gaps_treated(name, RawData(_parts(pieces), classes, held[0][1].columns, notices), reading)
@@ -113,15 +111,11 @@ def _in_one_form(pieces: Sequence[Piece]) -> tuple[list[Piece], list[str]]:
     return made, notices
 
 
-def _kinds_of_labels(pieces: Sequence[Piece]) -> dict[str, Piece]:
-    """The first piece with labels of each kind."""
-    labelled = [piece for piece in reversed(pieces) if piece.examples.y is not None]
-    return {"names" if piece.examples.y.dtype.kind == "U" else "numbers": piece for piece in labelled}
-
-
 def _refuse_other_labels(pieces: Sequence[Piece]) -> None:
     """Refuse two pieces that number classes in two ways."""
-    if len(kinds := _kinds_of_labels(pieces)) > 1:
+    labelled = [piece for piece in reversed(pieces) if piece.examples.y is not None]
+    kinds = {"names" if piece.examples.y.dtype.kind == "U" else "numbers": piece for piece in labelled}
+    if len(kinds) > 1:
         one, other = sorted(kinds, key=lambda kind: pieces.index(kinds[kind]))
         raise ConfigError(
             f"{kinds[one].title('y')} has {one} as labels and {kinds[other].title('y')} has {other}; all must have one "

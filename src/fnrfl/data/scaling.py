@@ -16,6 +16,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fnrfl.core import trees
@@ -117,15 +118,12 @@ class Scaling:
     @classmethod
     def from_json(cls, values: Any) -> Scaling | None:
         """The inverse of `as_json`; None if a log has none."""
-        if values is None:
-            return None
         try:
-            mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
-            return cls(mean, std, {way: int(values["bytes"][way]) for way in ("down", "up", "headers")})
-        except (KeyError, TypeError, ValueError) as error:
+            return None if values is None else TypeAdapter(cls).validate_python(values)
+        except ValueError as error:
             raise ConfigError(
-                f"The run's first event does not say how inputs are scaled as it must ({type(error).__name__}: "
-                f"{error}). Put events.jsonl back as it was, or run again."
+                f"The run's first event does not say how inputs are scaled as it must ({error}). Put events.jsonl back "
+                "as it was, or run again."
             ) from error
 
 
@@ -164,17 +162,12 @@ def looks_unscaled(x: Tensor, columns: Columns | None) -> str | None:
         return None
     least, most = (int(varied[at]) for at in (std[varied].argmin(), std[varied].argmax()))
     far = int(varied[(mean.abs() / std)[varied].argmax()])
+    told = None
     if (times := float(std[most] / std[least])) > UNEQUAL:
-        return (
-            f"Inputs look unscaled: {_named_input(most, columns)} spreads {times:,.0f} times as far as "
-            f"{_named_input(least, columns)}."
-        )
-    if mean[far].abs() > UNEQUAL * std[far]:
-        return (
-            f"Inputs look unscaled: {_named_input(far, columns)} has the mean {float(mean[far]):.4g} and the spread "
-            f"{float(std[far]):.4g}."
-        )
-    return None
+        told = f"{_named_input(most, columns)} spreads {times:,.0f} times as far as {_named_input(least, columns)}"
+    elif mean[far].abs() > UNEQUAL * std[far]:
+        told = f"{_named_input(far, columns)} has the mean {float(mean[far]):.4g} and the spread {float(std[far]):.4g}"
+    return told and f"Inputs look unscaled: {told}."
 
 
 def _named_input(place: int, columns: Columns | None) -> str:
