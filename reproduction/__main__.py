@@ -54,15 +54,17 @@ def _say(words: str) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 3 if a cell failed."""
     given = _arguments(words)
+    if given.what == "theory":
+        _theory(given.out.parent)
+        return 0
     results = Results.read(given.out)
     if given.what == "list":
         for name in TABLES:
-            counts = [_count(name, scale, results) for scale in ("quick", "full")]
-            print(f"{name:<14}{counts[0]:<22}{counts[1]:<22}{text('titles', name)}")
+            counts = ((scale, named_cells(name, scale)) for scale in ("quick", "full"))
+            ran = (f"{one} {sum(results.find(cell).usable for cell in cells)} of {len(cells)}" for one, cells in counts)
+            print(f"{name:<14}{''.join(f'{count:<22}' for count in ran)}{text('titles', name)}")
     elif given.what == "missing":
         print("\n".join(missing_lines(results)))
-    elif given.what == "theory":
-        _theory(given.out.parent)
     elif given.what in ("page", "figures"):
         _draw(given.what, results, given.scale, given.out.parent)
     else:
@@ -94,26 +96,20 @@ def _tables(given: argparse.Namespace, results: Results) -> int:
     return 3 if failed else 0
 
 
-def _count(name: str, scale: str, results: Results) -> str:
-    cells = named_cells(name, scale)
-    return f"{scale} {sum(results.find(cell).usable for cell in cells)} of {len(cells)}"
-
-
 def missing_lines(results: Results) -> list[str]:
     """Return the cells of scales quick and full without a result, those alike in one line."""
-    seeds: dict[Cell, list[Cell]] = {}
-    for scale in ("quick", "full"):
-        for cell in missing_cells([cell for name in TABLES for cell in named_cells(name, scale)], results):
-            seeds.setdefault(replace(cell, seed=0), []).append(cell)
-    alike: dict[tuple[object, ...], list[Cell]] = {}
-    for first, cells in seeds.items():
-        found = sorted(cells, key=lambda cell: cell.seed)
-        alike.setdefault((replace(first, method=""), *(cell.seed for cell in found)), []).extend(found)
+    every = [cell for scale in ("quick", "full") for name in TABLES for cell in named_cells(name, scale)]
+    seeds: dict[Cell, list[int]] = {}
+    for cell in missing_cells(every, results):
+        seeds.setdefault(replace(cell, seed=0), []).append(cell.seed)
+    alike: dict[tuple[Cell, tuple[int, ...]], list[Cell]] = {}
+    for cell, found in seeds.items():
+        group = alike.setdefault((replace(cell, method=""), tuple(sorted(found))), [])
+        group += [replace(cell, seed=seed) for seed in sorted(found)]
     return list(map(braced, alike.values()))
 
 
 def _draw(what: str, results: Results, scale: str, folder: Path) -> None:
-    """Write the page, or the figures."""
     try:
         from reproduction.figures import draw_all, write_all
         from reproduction.page import render_page
@@ -126,8 +122,8 @@ def _draw(what: str, results: Results, scale: str, folder: Path) -> None:
         path.write_text(render_page(results, scale, drawn), encoding="utf-8")
         _say(f"the page is {path}")
     else:
-        written = list(write_all(drawn, folder / f"figures-{scale}"))
-        _say(f"{len(written)} figures are in {folder / f'figures-{scale}'}")
+        write_all(drawn, folder / f"figures-{scale}")
+        _say(f"{len(drawn)} figures are in {folder / f'figures-{scale}'}")
 
 
 def _theory(folder: Path) -> None:
@@ -136,7 +132,8 @@ def _theory(folder: Path) -> None:
 
     found = check()
     print(theory_text(found), end="")
-    _say(f"the figure is {next(write_all({'theory': draw_theory(found)}, folder))}")
+    write_all({"theory": draw_theory(found)}, folder)
+    _say(f"the figure is {folder / 'theory.png'}")
 
 
 if __name__ == "__main__":

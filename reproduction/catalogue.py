@@ -17,10 +17,8 @@ def read_toml(name: str) -> dict[str, Any]:
     return tomllib.loads((DATA / name).read_text(encoding="utf-8"))
 
 
-SETTINGS = read_toml("settings.toml")
-TEXTS = read_toml("texts.toml")
-TABLES = (*(names := read_toml("tables.toml")), "claims")
-LEAK = "leak"
+SETTINGS, TEXTS = read_toml("settings.toml"), read_toml("texts.toml")
+SEEDS = {"paper": (0,), "honest": (0, 1, 2)}  # of a value by its protocol: the paper has one
 
 
 class UsageError(Exception):
@@ -39,10 +37,12 @@ def expand(found: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for word in given for name in SETTINGS["groups"].get(word, [word]))
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+def protocol_of(setting: str) -> str:
+    """Return the protocol of a setting: `paper` or `honest`."""
+    return str(SETTINGS["settings"][setting]["protocol"])
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Cell:
     """One run, by the names of what it is made of.
 
@@ -62,7 +62,6 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """The cell's name, for ever."""
         return f"{self.net}/{self.skew}/{self.setting}/{self.method}/seed{self.seed}@{self.scale}"
 
     @classmethod
@@ -78,35 +77,29 @@ class Cell:
         return cell
 
     @property
-    def protocol(self) -> str:
-        """`paper` or `honest`."""
-        return str(SETTINGS["settings"][self.setting]["protocol"])
-
-    @property
     def leaks(self) -> bool:
         """Whether its run has a leak switched on."""
-        return self.protocol == "paper" and not self.method.endswith("+no-leak")
+        return protocol_of(self.setting) == "paper" and not self.method.endswith("+no-leak")
 
     @property
     def recipe(self) -> str:
-        """The packaged recipe that the overrides change."""
         return str(SETTINGS["scales"][self.scale]["recipe"])
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What is said to the recipe, as `key=value`."""
+        """What is said to the packaged recipe, as `key=value`."""
         scale, setting = SETTINGS["scales"][self.scale], SETTINGS["settings"][self.setting]
         base, _, around = self.method.partition("+")
-        paper, tuned = self.protocol == "paper", {(s, m): keys for s, m, keys in setting.get("tuned", ())}
+        tuned = {(skew, method): keys for skew, method, keys in setting.get("tuned", ())}
         words = [
             scale["keys"],
-            f"model={SETTINGS['nets'][self.net]['tiny' if self.scale == 'tiny' else self.protocol]}",
+            f"model={SETTINGS['nets'][self.net]['tiny' if self.scale == 'tiny' else setting['protocol']]}",
             f"scenario={SETTINGS['skews'][self.skew]}",
             setting["keys"],
             setting.get("full", "") if self.scale == "full" else "",
             SETTINGS["methods"][base],
             tuned.get((self.skew, base), ""),
-            SETTINGS["released"].get(base, "") if paper else "",
+            SETTINGS["released"].get(base, "") if setting["protocol"] == "paper" else "",
             SETTINGS["around"][around] if around else "",
             f"seed={self.seed}",
         ]
@@ -120,9 +113,6 @@ class Cell:
         return ["fnr.watch=true"] if of_claims else []
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 class TablePart(NamedTuple):
     """Rows and columns of one net under one skew."""
 
@@ -130,19 +120,25 @@ class TablePart(NamedTuple):
     skew: str
     methods: tuple[str, ...]
     settings: tuple[str, ...]
-    metrics: tuple[str, ...] = ("accuracy",)
-    seeds: tuple[int, ...] | None = None  # None: those of each setting
-
-    def seeds_of(self, setting: str) -> tuple[int, ...]:
-        """Return the seeds that a column shows: the paper's one under its protocol, else three."""
-        if self.seeds is not None:
-            return self.seeds
-        return (0,) if SETTINGS["settings"][setting]["protocol"] == "paper" else (0, 1, 2)
+    metrics: tuple[str, ...]
+    seeds: tuple[int, ...]  # none: those of each setting's protocol
 
     def cells(self, setting: str, method: str, scale: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """Return the runs behind a value."""
-        found = self.seeds_of(setting) if seeds is None else seeds
+        """Return the runs behind a value, of some seeds or of those that it usually has."""
+        found = seeds or self.seeds or SEEDS[protocol_of(setting)]
         return [Cell(self.net, self.skew, setting, method, seed, scale) for seed in found]
+
+
+def _parts(found: Iterable[dict[str, Any]]) -> Iterator[TablePart]:
+    for one in found:
+        settings, metrics = expand(one.get("settings", "both")), expand(one.get("metrics", "accuracy"))
+        seeds, net = tuple(one.get("seeds", ())), one.get("net", "resnet18")
+        for skew in expand(one["skews"]):
+            yield TablePart(net, skew, expand(one["methods"]), settings, metrics, seeds)
+
+
+_PARTS = {name: list(_parts(found)) for name, found in read_toml("tables.toml").items()}
+TABLES = (*_PARTS, "claims")
 
 
 def table_parts(name: str) -> list[TablePart]:
@@ -150,32 +146,6 @@ def table_parts(name: str) -> list[TablePart]:
     if name not in _PARTS:
         raise UsageError(f'There is no table "{name}". Choose one of {", ".join(TABLES)}, all, page or theory.')
     return _PARTS[name]
-
-
-def table_cells(name: str, scale: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-    """Return every run that a table shows, by part, setting, seed and row."""
-    found = (
-        Cell(part.net, part.skew, setting, method, seed, scale)
-        for part in table_parts(name)
-        for setting in part.settings
-        for seed in (part.seeds_of(setting) if seeds is None else seeds)
-        for method in part.methods
-    )
-    return list(dict.fromkeys(found))
-
-
-def _parts(found: Iterable[dict[str, Any]]) -> Iterator[TablePart]:
-    for one in found:
-        settings, metrics = expand(one.get("settings", "both")), expand(one.get("metrics", "accuracy"))
-        seeds = tuple(one["seeds"]) if "seeds" in one else None
-        for skew in expand(one["skews"]):
-            yield TablePart(one.get("net", "resnet18"), skew, expand(one["methods"]), settings, metrics, seeds)
-
-
-_PARTS = {name: list(_parts(found)) for name, found in names.items()}
-
-
-# -- what was printed --------------------------------------------------------------------------------------------------
 
 
 class Printed(NamedTuple):
@@ -188,21 +158,14 @@ class Printed(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The number."""
         return float(self.text)
 
 
-def _printed() -> dict[tuple[str, str, str, str], Printed]:
-    with (DATA / "printed.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (row["table"], row["net"], row["skew"], row["method"]): Printed(
-                row["text"], row["place"], row["note"], row["verified"] == "yes"
-            )
-            for row in csv.DictReader(file)
-        }
-
-
-PRINTED = _printed()  # by table, net, skew and method; in the table of costs by method:metric
+with (DATA / "printed.csv").open(encoding="utf-8", newline="") as file:
+    PRINTED = {  # by table, net, skew and method; in the table of costs by method:metric
+        (table, net, skew, method): Printed(words, place, note, verified == "yes")
+        for table, net, skew, method, words, place, note, verified in list(csv.reader(file))[1:]
+    }
 CURVES_SOURCE = "the first release of the paper's code"
 # Accuracy of each round of the label-skew figure, from the data that its first release drew it from.
 CURVES = {
@@ -211,9 +174,6 @@ CURVES = {
 }
 # The classes that the paper names in its ablation: the client's examples of it, and the gain that its figure shows.
 REFINED_CLASSES = {"frog": (471, 0.413), "horse": (485, 0.170), "automobile": (512, 0.109), "ship": (528, 0.168)}
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
 
 
 def method_name(method: str) -> str:

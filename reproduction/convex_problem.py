@@ -17,7 +17,7 @@ FNR is a constant, as it is in the paper's released code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,13 +25,11 @@ from torch import Tensor, nn
 
 from fnrfl.algorithms.fedavg import FedAvg
 from fnrfl.algorithms.fnr import FNR
-from fnrfl.core.algorithm import Algorithm
-from fnrfl.core.net import Net
 from fnrfl.core.rng import generator, seeded
 from fnrfl.core.training import ClientOptions
-from fnrfl.core.types import State
 from fnrfl.data.batches import Pool
 from fnrfl.engines.assemble import Layout, assemble
+from fnrfl.method import Algorithm, Net, State
 from fnrfl.process import isolated
 
 NUM_CLIENTS, NUM_CLASSES, NUM_INPUTS, NUM_EXAMPLES = 6, 3, 5, 40  # an example's last input is a constant
@@ -55,12 +53,10 @@ class SoftmaxLoss:
         wrong = (self.x @ w.T).softmax(1) - nn.functional.one_hot(self.y, NUM_CLASSES)
         return wrong[:, :, None] * self.x[:, None, :] + MU * w
 
-    def gradient(self, w: Tensor) -> Tensor:
-        """The gradient, [C, d]."""
+    def gradient(self, w: Tensor) -> Tensor:  # [C, d]
         return self.gradients(w).mean(0)
 
-    def hessian(self, w: Tensor) -> Tensor:
-        """The second derivatives, [C d, C d]."""
+    def hessian(self, w: Tensor) -> Tensor:  # [C d, C d]
         p = (self.x @ w.T).softmax(1)
         curved = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
         mean = torch.einsum("nab,ni,nj->aibj", curved, self.x, self.x) / len(self.x)
@@ -76,7 +72,6 @@ class SoftmaxLoss:
 
     @cached_property
     def least(self) -> float:
-        """The least loss."""
         return float(self(self.minimiser))
 
     @property
@@ -84,11 +79,17 @@ class SoftmaxLoss:
         """An upper bound of the largest eigenvalue of the Hessian, anywhere."""
         return MU + 0.5 * float(torch.linalg.eigvalsh(self.x.T @ self.x / len(self.x))[-1])
 
-    def batch_variance(self, batch: int) -> float:
+    @property
+    def batch(self) -> int:
+        """Examples in a batch: more than half of them."""
+        return len(self.x) // 2 + 1
+
+    @property
+    def batch_variance(self) -> float:
         """An upper bound of E |gradient of a random batch - gradient|^2, at any w; batches without repetition."""
         n = len(self.x)
         spread = 2 * float(self.x.square().sum(1).mean())  # of the examples: each |p - y|^2 is at most 2
-        return spread * (n - batch) / (batch * (n - 1)) if n > 1 else 0.0
+        return spread * (n - self.batch) / (self.batch * (n - 1))
 
 
 class Problem:
@@ -111,6 +112,11 @@ class Problem:
         self.gamma = self.whole.least - self.share * sum(one.least for one in clients)
         # How far w* is from the best for public data: Phi_public(w*) - Phi_public*.
         self.gamma_public = float(public(self.optimum)) - public.least
+        self.noise = sum(self.share**2 * one.batch_variance for one in clients)  # sum p_i^2 (Delta G_i)^2
+
+    def rate(self, step: int) -> float:
+        """The decaying step size b / (m + g), with b = 4 / mu and g so that it begins at 1 / (4 L)."""
+        return 4 / (MU * step + 16 * self.L)
 
 
 def skewed_problem(*, public_is_everybodys: bool = False) -> Problem:
@@ -121,17 +127,15 @@ def skewed_problem(*, public_is_everybodys: bool = False) -> Problem:
     draw = generator(0, "theory")
     centres = torch.randn(NUM_CLASSES, NUM_INPUTS - 1, generator=draw, dtype=torch.float64)
 
-    def examples(y: Tensor) -> SoftmaxLoss:
+    def examples(own: Sequence[int]) -> SoftmaxLoss:
+        y = torch.tensor([*own, *(i % NUM_CLASSES for i in range(NUM_EXAMPLES - len(own)))])
         x = centres[y] + 0.6 * torch.randn(len(y), NUM_INPUTS - 1, generator=draw, dtype=torch.float64)
         x = torch.cat([0.8 * x / x.norm(dim=1, keepdim=True), x.new_full((len(y), 1), 0.6)], 1)  # of length 1
         return SoftmaxLoss(x, y)
 
-    clients = []
-    for i in range(NUM_CLIENTS):
-        own = torch.full((NUM_EXAMPLES * 4 // 5,), i % NUM_CLASSES)
-        clients.append(examples(torch.cat([own, torch.arange(NUM_EXAMPLES - len(own)) % NUM_CLASSES])))
-    problem = Problem(tuple(clients), examples(torch.arange(NUM_EXAMPLES) % NUM_CLASSES))
-    return Problem(problem.clients, problem.whole) if public_is_everybodys else problem
+    clients = [examples([i % NUM_CLASSES] * (NUM_EXAMPLES * 4 // 5)) for i in range(NUM_CLIENTS)]
+    problem = Problem(clients, examples([]))
+    return Problem(clients, problem.whole) if public_is_everybodys else problem
 
 
 @dataclass(frozen=True)
@@ -143,21 +147,13 @@ class Steps:
     one_epoch: bool = False  # all local steps are one epoch, each on all the examples; else each is a random batch
 
     @property
-    def total(self) -> int:
-        """Steps between two averages."""
+    def total(self) -> int:  # between two averages
         return self.local + self.refined
 
     def method(self, problem: Problem) -> Algorithm:
         """The package's own method that takes these steps."""
-        inner = FedAvg()
-        if not self.refined:
-            return inner
-        return FNR(inner=inner, share=REFINED_SHARE, epochs=self.refined, batch=batch_of(problem.public))
-
-
-def rate(problem: Problem, step: int) -> float:
-    """The decaying step size b / (m + g), with b = 4 / mu and g so that it begins at 1 / (4 L)."""
-    return 4 / (MU * step + 16 * problem.L)
+        refining = FNR(inner=FedAvg(), share=REFINED_SHARE, epochs=self.refined, batch=problem.public.batch)
+        return refining if self.refined else refining.inner
 
 
 @isolated()
@@ -172,44 +168,31 @@ def distances(problem: Problem, steps: Steps, rounds: int, seeds: Sequence[int])
 
 
 def _one_run(problem: Problem, steps: Steps, rounds: int, seed: int) -> Tensor:
-    pool = _pool(problem, copies=steps.local if steps.one_epoch else 1)
+    whole, public = problem.whole, problem.public
     with seeded(0, "theory"):
         module = nn.Sequential(nn.Linear(NUM_INPUTS, NUM_CLASSES, bias=False, dtype=torch.float64))
-    net = Net(module, problem.public.x[:2])
-    method = steps.method(problem)
-    state, distances = State(net.zeros(), {}), []
-    with assemble("batched", net, pool, _options(problem, steps, 0), seed=seed, layout=Layout(record=True)) as engine:
-        for t in range(rounds + 1):
-            distances.append((state.params.reshape(NUM_CLASSES, NUM_INPUTS) - problem.optimum).square().sum())
-            engine.options = _options(problem, steps, t)
-            engine.begin(t)
-            if t < rounds:
-                state = method.round(state, torch.arange(NUM_CLIENTS), engine)
-    return torch.stack(distances)
-
-
-def batch_of(loss: SoftmaxLoss) -> int:
-    """Examples in a batch: more than half of them."""
-    return len(loss.x) // 2 + 1
-
-
-def _options(problem: Problem, steps: Steps, t: int) -> ClientOptions:
-    return ClientOptions(
+    net, method = Net(module, public.x[:2]), steps.method(problem)
+    options = ClientOptions(
         optimizer="sgd",
-        lr=rate(problem, t * steps.total),
+        lr=problem.rate(0),
         momentum=0.0,
         weight_decay=MU,
-        batch=NUM_EXAMPLES if steps.one_epoch else batch_of(problem.clients[0]),
+        batch=NUM_EXAMPLES if steps.one_epoch else problem.clients[0].batch,
         epochs=1 if steps.one_epoch else steps.local,
         last_batch="drop",
         augment="none",
         shuffle=not steps.one_epoch,
     )
-
-
-def _pool(problem: Problem, copies: int) -> Pool:
-    """The examples of all clients; a client has all of its own `copies` times, one after another."""
-    whole, public = problem.whole, problem.public
-    shards = torch.arange(len(whole.x)).split(NUM_EXAMPLES)
+    copies = steps.local if steps.one_epoch else 1  # all of a client's examples for each step, one after another
+    shards = [own.repeat(copies) for own in torch.arange(len(whole.x)).split(NUM_EXAMPLES)]
     parts = {"private": (whole.x, whole.y), "public": (public.x, public.y), "ranking": (public.x, public.y)}
-    return Pool(parts, [shard.repeat(copies) for shard in shards], NUM_CLASSES, dtype=torch.float64)
+    pool = Pool(parts, shards, NUM_CLASSES, dtype=torch.float64)
+    state, distances = State(net.zeros(), {}), []
+    with assemble("batched", net, pool, options, seed=seed, layout=Layout(record=True)) as engine:
+        for t in range(rounds + 1):
+            distances.append((state.params.reshape(NUM_CLASSES, NUM_INPUTS) - problem.optimum).square().sum())
+            engine.options = replace(options, lr=problem.rate(t * steps.total))
+            engine.begin(t)
+            if t < rounds:
+                state = method.round(state, torch.arange(NUM_CLIENTS), engine)
+    return torch.stack(distances)

@@ -6,6 +6,7 @@ A figure with a value of a run with a leak has a red banner that says so, and sa
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fnrfl import statistics
-from reproduction.catalogue import DATA, Cell, expand, text
+from reproduction.catalogue import DATA, SEEDS, Cell, text
 from reproduction.measures import watched
 from reproduction.render import some_seeds
 from reproduction.store import Results
@@ -41,8 +42,9 @@ WATERFALL = (
 
 def draw_all(results: Results, scale: str) -> dict[str, bytes]:
     """Draw every figure that there are results for, by name; those of the data need no results."""
-    figures = _splits(scale) | _convergence(results, scale) | _waterfalls(results, scale) | _refinement(results, scale)
-    return {"noisy-samples": (DATA / "noisy-samples.png").read_bytes()} | figures
+    noisy = {"noisy-samples": (DATA / "noisy-samples.png").read_bytes()}
+    found = (_splits(scale), _convergence(results, scale), _waterfalls(results, scale), _refinement(results, scale))
+    return noisy | dict(itertools.chain(*found))
 
 
 def as_png(figure: Figure, leaks: Sequence[str] = ()) -> bytes:
@@ -55,10 +57,10 @@ def as_png(figure: Figure, leaks: Sequence[str] = ()) -> bytes:
     return drawn.getvalue()
 
 
-def _axes(title: str, width: float = 7.2) -> tuple[Figure, Axes]:
+def _axes(title: str) -> tuple[Figure, Axes]:
     mpl.rcdefaults()
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure = Figure(figsize=(width, 4.4), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=9.5, loc="left")
     return figure, axes
@@ -68,9 +70,8 @@ def _classes(scale: str) -> Sequence[str]:
     return tuple(map(str, range(10))) if scale == "tiny" else CLASSES
 
 
-def _splits(scale: str) -> dict[str, bytes]:
+def _splits(scale: str) -> Iterator[tuple[str, bytes]]:
     """Draw the examples by client and class, as the paper's protocol spreads all training data with seed 0."""
-    drawn = {}
     found = json.loads((DATA / "splits.json").read_text(encoding="utf-8"))["tiny" if scale == "tiny" else "quick"]
     for skew, counts in found.items():
         figure, axes = _axes(text("figures", "split", skew=text("skews", skew)))
@@ -82,14 +83,12 @@ def _splits(scale: str) -> dict[str, bytes]:
                 axes.text(label, client, str(count), ha="center", va="center", fontsize=8, color=colour)
         axes.set_xticks(range(10), _classes(scale), rotation=30)
         axes.set_yticks(range(len(counts)), [text("figures", "client", client=c + 1) for c in range(len(counts))])
-        drawn[f"split-{skew.replace('+', '-')}"] = as_png(figure)
-    return drawn
+        yield f"split-{skew.replace('+', '-')}", as_png(figure)
 
 
-def _convergence(results: Results, scale: str) -> dict[str, bytes]:
+def _convergence(results: Results, scale: str) -> Iterator[tuple[str, bytes]]:
     """Draw accuracy by round: the mean over seeds, its standard deviation and, dotted, what was printed."""
     parts = {part.key: part for part in make_table("convergence", results, scale).parts}
-    drawn = {}
     for (net, skew, setting), part in parts.items():
         if setting == "printed" or not any(value.number for value in part.values):
             continue
@@ -98,12 +97,10 @@ def _convergence(results: Results, scale: str) -> dict[str, bytes]:
         printed = parts.get((net, skew, "printed"))
         if printed and (setting, scale) == ("paper", "full"):
             _curves(axes, printed, ":")
-        axes.set_xlabel(text("figures", "round"))
-        axes.set_ylabel(text("figures", "accuracy"))
+        axes.set(xlabel=text("figures", "round"), ylabel=text("figures", "accuracy"))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        drawn[f"convergence-{skew}-{setting}"] = as_png(figure, part.leaks)
-    return drawn
+        yield f"convergence-{skew}-{setting}", as_png(figure, part.leaks)
 
 
 def _curves(axes: Axes, part: Part, style: str = "-") -> None:
@@ -113,16 +110,14 @@ def _curves(axes: Axes, part: Part, style: str = "-") -> None:
         if not known:
             continue
         rounds, colour = [t for t, _ in known], PALETTE[place]
-        fewer = some_seeds(values[-1].seeds, len(values[-1].seeds + values[-1].missing))
-        name = label + fewer if style == "-" else f"{label}, {text('settings', 'printed')}"
+        name = label + some_seeds(values[-1]) if style == "-" else f"{label}, {text('settings', 'printed')}"
         axes.plot(rounds, [number.mean for _, number in known], style, color=colour, label=name)
         low, high = ([number.mean + sign * (number.sd or 0.0) for _, number in known] for sign in (-1, 1))
         axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
-def _waterfalls(results: Results, scale: str) -> dict[str, bytes]:
+def _waterfalls(results: Results, scale: str) -> Iterator[tuple[str, bytes]]:
     """Draw what each leak adds, on clean and on noisy test images."""
-    drawn = {}
     for part in make_table("attribution", results, scale).parts:
         for column in part.columns:
             ends = {row: value.number for (row, _), value in zip(part.rows, column.values, strict=True)}
@@ -138,17 +133,14 @@ def _waterfalls(results: Results, scale: str) -> dict[str, bytes]:
             axes.set_yticks(range(len(bars)), [text("figures", f"fall-{name}") for name, *_ in bars])
             axes.invert_yaxis()
             axes.set_xlim(0, 1.15)
-            drawn[f"attribution-{part.key[1]}-{column.key}"] = as_png(figure, part.leaks)
-    return drawn
+            yield f"attribution-{part.key[1]}-{column.key}", as_png(figure, part.leaks)
 
 
-def _refinement(results: Results, scale: str) -> dict[str, bytes]:
+def _refinement(results: Results, scale: str) -> Iterator[tuple[str, bytes]]:
     """Draw accuracy by class before and after refinement, in the last round: of all refined clients and of one."""
-    drawn = {}
-    for setting in expand("both"):
-        seeds = (0, 1, 2) if setting == "honest" else (0,)
-        found = [results.find(Cell("resnet18", "label", setting, "fedavg+fnr", seed, scale)) for seed in seeds]
-        if not (lines := [one.line for one in found if one.usable]):
+    for setting in SEEDS:
+        found = [results.find(Cell("resnet18", "label", setting, "fedavg+fnr", seed, scale)) for seed in SEEDS[setting]]
+        if not (lines := [line for line in found if line.usable]):
             continue
         titles = {"setting": text("settings", setting), "scale": scale, "seeds": len(lines)}
         bars = {
@@ -156,18 +148,16 @@ def _refinement(results: Results, scale: str) -> dict[str, bytes]:
             for when in ("before", "after")
         }
         figure = _bars(text("figures", "refined", **titles), _classes(scale), bars)
-        drawn[f"refinement-{setting}"] = as_png(figure, leaks_of(lines))
+        yield f"refinement-{setting}", as_png(figure, leaks_of(lines))
         if logged := watched(lines[0]):
             one = logged[-1]
             names = [f"{name}: {count}" for name, count in zip(_classes(scale), one["counts"][0], strict=True)]
             bars = {when: [share or 0.0 for share in one[f"accuracy_{when}"][0]] for when in ("before", "after")}
             figure = _bars(text("figures", "one", client=one["refined"][0] + 1, **titles), names, bars)
-            drawn[f"refinement-of-one-{setting}"] = as_png(figure, leaks_of(lines[:1]))
-    return drawn
+            yield f"refinement-of-one-{setting}", as_png(figure, leaks_of(lines[:1]))
 
 
 def _bars(title: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw groups of bars, one for each name."""
     figure, axes = _axes(title)
     for number, (when, heights) in enumerate(values.items()):
         places = [place + (number - 0.5) * 0.38 for place in range(len(names))]
@@ -202,9 +192,8 @@ def draw_theory(found: TheoryCheck) -> bytes:
     return as_png(figure)
 
 
-def write_all(drawn: Mapping[str, bytes], folder: Path) -> Iterator[Path]:
-    """Write figures into a folder, and yield where each is."""
+def write_all(drawn: Mapping[str, bytes], folder: Path) -> None:
+    """Write figures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in drawn.items():
         (folder / f"{name}.png").write_bytes(content)
-        yield folder / f"{name}.png"

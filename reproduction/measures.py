@@ -14,9 +14,6 @@ from reproduction.store import Line, timed_together
 TARGET_SHARE = 0.9  # of FedAvg's last accuracy: what counts as having got there
 
 
-# -- accuracy ----------------------------------------------------------------------------------------------------------
-
-
 def relative_gain(fnr: Line, other: Line) -> float | None:
     """Return how much larger the accuracy is, as a share of the other's."""
     return fnr.accuracy / other.accuracy - 1 if other.accuracy else None
@@ -40,9 +37,6 @@ def smaller_decline(*lines: Line) -> float:
     half = len(lines) // 2
     lost, *others = (calm.accuracy - noisy.accuracy for calm, noisy in zip(lines[:half], lines[half:], strict=True))
     return min(others) - lost
-
-
-# -- cost --------------------------------------------------------------------------------------------------------------
 
 
 def time_saved(fnr: Line, other: Line) -> float | None:
@@ -73,9 +67,6 @@ def _beyond_best(rates: Sequence[float]) -> float | None:
     return rates[0] / best - 1 if best else None
 
 
-# -- convergence -------------------------------------------------------------------------------------------------------
-
-
 def rounds_saved(fnr: Line, fedavg: Line) -> float | None:
     """Return the share of FedAvg's rounds to the target that is not needed."""
     return _saved(fnr, fedavg, lambda line: [1.0] * len(line.accuracies))
@@ -94,18 +85,12 @@ def bytes_saved(fnr: Line, fedavg: Line) -> float | None:
 
 
 def _saved(fnr: Line, fedavg: Line, cost: Callable[[Line], Sequence[float]]) -> float | None:
-    target = TARGET_SHARE * fedavg.accuracies[-1]
-    mine, others = (_to_target(line.accuracies, cost(line), target) for line in (fnr, fedavg))
-    return 1 - mine / others if others else None
-
-
-def _to_target(accuracies: Sequence[float], costs: Sequence[float], target: float) -> float:
-    """Return what it took; a run that never gets there is taken for one that would have in one more mean round."""
-    reached = next((t for t, accuracy in enumerate(accuracies) if accuracy >= target), None)
-    return sum(costs) * (1 + 1 / len(costs)) if reached is None else sum(costs[: reached + 1])
-
-
-# -- inside a round: what `fnr.watch` has logged -----------------------------------------------------------------------
+    """Compare what it took; a run that never gets there is taken for one that would have in one more mean round."""
+    spent = []
+    for line, costs in ((fnr, cost(fnr)), (fedavg, cost(fedavg))):
+        reached = [t for t, one in enumerate(line.accuracies, 1) if one >= TARGET_SHARE * fedavg.accuracies[-1]]
+        spent.append(sum(costs[: reached[0]]) if reached else sum(costs) * (1 + 1 / len(costs)))
+    return 1 - spent[0] / spent[1] if spent[1] else None
 
 
 def rare_classes(line: Line) -> float | None:

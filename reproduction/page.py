@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from reproduction.catalogue import DATA, TABLES, TEXTS, Cell, text
 from reproduction.claims import named_cells, named_table
-from reproduction.render import Footnotes, number_and_rest, value_words
-from reproduction.store import CellResult, Results
-from reproduction.tables import MIB, Column, Part, Table, Value, once_each, scale_note
+from reproduction.render import footnotes_of, number_and_rest, value_words
+from reproduction.store import Line, Results
+from reproduction.tables import MIB, Column, Part, Table, Value, leaks_of, scale_note
 
 
 class CellGroup(NamedTuple):
@@ -24,8 +24,8 @@ class CellGroup(NamedTuple):
     setting: str
     about: str
     leaks: bool
-    ran: list[tuple[Cell, CellResult]]
-    waiting: list[tuple[Cell, CellResult]]
+    ran: list[tuple[Cell, Line]]
+    waiting: list[tuple[Cell, Line]]
 
 
 def render_page(results: Results, scale: str, figures: Mapping[str, bytes]) -> str:
@@ -34,7 +34,6 @@ def render_page(results: Results, scale: str, figures: Mapping[str, bytes]) -> s
     groups = cell_groups(results, scale)
     top = headline(tables["accuracy"], tables["controls"])
     style = (DATA / "page.css").read_text(encoding="utf-8")
-    images = {name: base64.b64encode(image).decode() for name, image in figures.items()}
     loader = FileSystemLoader(DATA)
     environment = Environment(autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True)
     ran, waiting = (sum(len(getattr(group, kind)) for group in groups) for kind in ("ran", "waiting"))
@@ -42,12 +41,13 @@ def render_page(results: Results, scale: str, figures: Mapping[str, bytes]) -> s
         style=Markup(style),
         style_hash="sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         what=text("page", "what", about=scale_note(scale), ran=ran, cells=ran + waiting),
-        leaks=once_each(table.leaks for table in tables.values()),
+        leaks=leaks_of(tables.values()),
         lead=lead(top, scale),
+        figures={name: base64.b64encode(image).decode() for name, image in figures.items()},
         text=text,
         texts=TEXTS,
-        **{"scale": scale, "tables": tables, "headline": top, "figures": images, "groups": groups, "MIB": MIB},
-        **{"footnotes": Footnotes, "shown": number_and_rest, "command": run_command},
+        **{"scale": scale, "tables": tables, "headline": top, "groups": groups, "MIB": MIB},
+        **{"footnotes_of": footnotes_of, "shown": number_and_rest, "command": run_command},
     )
 
 
@@ -59,14 +59,13 @@ def headline(accuracy: Table, controls: Table) -> Part:
         control = next(one for one in controls.parts if one.key == part.key)
         labels = dict(part.rows) | dict(control.rows)
         for source, method in ((part, "fedavg"), (part, "fedavg+fnr"), (control, "fedavg+weight-0")):
-            label = f"{text('skews', part.key[1])}, {labels[method]}"
-            rows.append((f"{part.key[1]}/{method}", label))
+            rows.append((f"{part.key[1]}/{method}", f"{text('skews', part.key[1])}, {labels[method]}"))
             values.append([source.value(method, one.key) or Value(one.protocol) for one in parts[0].columns])
-    columns = tuple(
-        Column(one.key, one.label, one.protocol, tuple(row[place] for row in values))
-        for place, one in enumerate(parts[0].columns)
+    columns = (
+        Column(one.key, one.label, one.protocol, of_rows)
+        for one, of_rows in zip(parts[0].columns, zip(*values, strict=True), strict=True)
     )
-    return Part(("headline",), text("parts", "headline"), tuple(rows), columns)
+    return Part(("headline",), text("parts", "headline"), tuple(rows), tuple(columns))
 
 
 def lead(top: Part, scale: str) -> str:
@@ -86,22 +85,22 @@ def lead(top: Part, scale: str) -> str:
 
 def cell_groups(results: Results, scale: str) -> list[CellGroup]:
     """Return every cell of a scale, by setting: so no column has two protocols."""
-    cells = dict.fromkeys(cell for name in TABLES for cell in named_cells(name, scale))
+    by_setting: dict[str, dict[Cell, Line]] = {}
+    for cell in (cell for name in TABLES for cell in named_cells(name, scale)):
+        by_setting.setdefault(cell.setting, {})[cell] = results.find(cell)
     groups = []
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        found = [(cell, results.find(cell)) for cell in cells if cell.setting == setting]
-        lines = [one.line for _, one in found if one.usable]
-        hours = sum(line.seconds_wall / line.processes for line in lines) / 3600
-        gib = sum(line.bytes for line in lines) / MIB / 1024
-        cost = text("page", "cost", hours=f"{hours:,.2f}", gib=f"{gib:,.1f}") if lines else ""
-        ran, waiting = ([(cell, one) for cell, one in found if one.usable == usable] for usable in (True, False))
-        leaks = any(cell.leaks for cell, _ in found)
-        groups.append(CellGroup(setting, text("meanings", setting) + cost, leaks, ran, waiting))
+    for setting, found in by_setting.items():
+        ran, waiting = ([(cell, line) for cell, line in found.items() if line.usable == has] for has in (True, False))
+        hours = sum(line.seconds_wall / line.processes for _, line in ran) / 3600
+        gib = sum(line.bytes for _, line in ran) / MIB / 1024
+        cost = text("page", "cost", hours=f"{hours:,.2f}", gib=f"{gib:,.1f}") if ran else ""
+        about, leaks = text("meanings", setting) + cost, any(cell.leaks for cell in found)
+        groups.append(CellGroup(setting, about, leaks, ran, waiting))
     return groups
 
 
-def run_command(cell: Cell, found: CellResult) -> str:
+def run_command(cell: Cell, line: Line) -> str:
     """Return what runs a cell with the package alone, on the engine that it had."""
-    names = {"engine" if key == "name" else f"engine.{key}": value for key, value in found.line.engine.items()}
+    names = {"engine" if key == "name" else f"engine.{key}": value for key, value in line.engine.items()}
     keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in names.items()]
     return shlex.join(["fnrfl", "run", cell.recipe, *keys, *cell.overrides])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from reproduction.catalogue import text
@@ -12,18 +12,9 @@ from reproduction.tables import Part, Table, Value
 TABLE_FORMAT = 2
 
 
-class Footnotes:
-    """Sentences that values refer to, numbered in the order in which they were first met."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def of(self, sentences: Sequence[str]) -> list[int]:
-        """Return the numbers of some sentences."""
-        return [self.numbers.setdefault(sentence, len(self.numbers) + 1) for sentence in sentences]
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"[{number}] {sentence}" for sentence, number in self.numbers.items())
+def footnotes_of(value: Value, notes: dict[str, int]) -> str:
+    """Return the numbers of a value's sources; `notes` numbers all sentences in the order in which they are met."""
+    return ", ".join(str(notes.setdefault(sentence, len(notes) + 1)) for sentence in value.sources)
 
 
 def number_and_rest(value: Value) -> tuple[str, str]:
@@ -36,7 +27,7 @@ def number_and_rest(value: Value) -> tuple[str, str]:
     if value.number is None or value.words:
         return value.words, ""
     mean, _, spread = value.number.spread(value.form).partition(" ")
-    return mean, (spread + some_seeds(value.seeds, len(value.seeds + value.missing))).strip()
+    return mean, (spread + some_seeds(value)).strip()
 
 
 def value_words(value: Value) -> str:
@@ -44,61 +35,57 @@ def value_words(value: Value) -> str:
     return " ".join(number_and_rest(value)).rstrip()
 
 
-def some_seeds(known: Sequence[int], asked: int) -> str:
-    """Return which seeds a number is of, to follow it; nothing if it is of all that were asked for."""
-    if len(known) >= asked:
+def some_seeds(value: Value) -> str:
+    """Return which seeds a number is of, to follow it; nothing if none is missing."""
+    if not value.missing:
         return ""
-    return text("values", "seed" if len(known) == 1 else "seeds", seeds=", ".join(map(str, known)), asked=asked)
+    known, asked = ", ".join(map(str, value.seeds)), len(value.seeds + value.missing)
+    return text("values", "seed" if len(value.seeds) == 1 else "seeds", seeds=known, asked=asked)
 
 
-def _cell(value: Value, footnotes: Footnotes) -> str:
-    numbers = footnotes.of(value.sources)
-    leak = f" {text('values', 'leak')}" if value.leaks else ""
-    return value_words(value) + leak + (f" [{', '.join(map(str, numbers))}]" if numbers else "")
-
-
-def _cells(part: Part, footnotes: Footnotes) -> list[list[str]]:
+def _cells(part: Part, notes: dict[str, int]) -> list[list[str]]:
     """Return head and rows."""
     rows = [["", *(column.label for column in part.columns)]]
     for place, (_, label) in enumerate(part.rows):
-        rows.append([label, *(_cell(column.values[place], footnotes) for column in part.columns)])
+        rows.append([label])
+        for value in (column.values[place] for column in part.columns):
+            leak = f" {text('values', 'leak')}" if value.leaks else ""
+            rows[-1].append(value_words(value) + leak + (f" [{footnotes_of(value, notes)}]" if value.sources else ""))
     return rows
 
 
+def _below(table: Table, notes: dict[str, int]) -> list[str]:
+    return [*(f"[{number}] {sentence}" for sentence, number in notes.items()), *table.notes]
+
+
 def as_text(table: Table, width: int | None = None) -> str:
-    """Render a table for a terminal of a width; None: as wide as it is."""
-    footnotes, said = Footnotes(), [text("rendered", "head", title=table.title, scale=table.scale)]
+    """Render a table for a terminal of a width; None: as wide as it is.
+
+    A part that is wider has a line for each value.
+    """
+    said, notes = [text("rendered", "head", title=table.title, scale=table.scale)], dict[str, int]()
     for part in table.parts:
-        rows = _cells(part, footnotes)
-        lines = _in_columns(rows)
-        fits = width is None or max(map(len, lines)) <= width
-        said += ["", part.title, *([part.caption] if part.caption else []), *(lines if fits else _in_blocks(rows))]
-    return "\n".join([*said, "", *footnotes, *table.notes]) + "\n"
-
-
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _in_blocks(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield each row as lines of its own, a value on each: for tables that are wider than the terminal."""
-    (_, *heads), *others = rows
-    for name, *values in others:
-        yield name
-        yield from (f"  {head}: {value}" for head, value in zip(heads, values, strict=True) if value)
+        rows = _cells(part, notes)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if width is not None and max(map(len, lines)) > width:
+            lines = []
+            for name, *values in rows[1:]:
+                pairs = zip(rows[0][1:], values, strict=True)
+                lines += [name, *(f"  {head}: {value}" for head, value in pairs if value)]
+        said += ["", part.title, *filter(None, [part.caption]), *lines]
+    return "\n".join([*said, "", *_below(table, notes)]) + "\n"
 
 
 def as_markdown(table: Table) -> str:
     """Render a table for a document."""
-    footnotes = Footnotes()
-    said = [f"## {table.title}", "", text("rendered", "scale", scale=table.scale)]
+    said, notes = [f"## {table.title}", "", text("rendered", "scale", scale=table.scale)], dict[str, int]()
     for part in table.parts:
-        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, footnotes))
-        said += ["", f"### {part.title}", *([part.caption] if part.caption else []), ""]
-        said += [f"| {' | '.join(row)} |" for row in (head, *rows)]
-        said.insert(len(said) - len(rows), "|---" * len(head) + "|")
-    return "\n".join([*said, "", *(f"- {sentence}" for sentence in (*footnotes, *table.notes))]) + "\n"
+        cells = ([cell.replace("|", "\\|") for cell in row] for row in _cells(part, notes))
+        head, *rows = (f"| {' | '.join(row)} |" for row in cells)
+        rule = "|---" * (len(part.columns) + 1) + "|"
+        said += ["", f"### {part.title}", *filter(None, [part.caption]), "", head, rule, *rows]
+    return "\n".join([*said, "", *(f"- {sentence}" for sentence in _below(table, notes))]) + "\n"
 
 
 def as_json(tables: Sequence[Table]) -> str:

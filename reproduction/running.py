@@ -6,9 +6,9 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import fnrfl
 from reproduction.catalogue import Cell
@@ -23,13 +23,13 @@ UNTRAINED = ("evaluate", "observe")  # phases that are no part of training
 NEVER = 1e9  # seconds until a checkpoint: a cell that is stopped begins anew, so that its seconds are a measure
 
 
-def missing_cells(cells: Sequence[Cell], results: Results) -> list[Cell]:
+def missing_cells(cells: Iterable[Cell], results: Results) -> list[Cell]:
     """Return the cells to run: those without a result, and those that failed on this machine."""
-    found = {cell: results.find(cell) for cell in dict.fromkeys(cells)}
+    found = {cell: results.find(cell) for cell in cells}
     return [
         cell
-        for cell, one in found.items()
-        if not one.usable and not (one.state == "failed" and cell.id in results.committed)
+        for cell, line in found.items()
+        if not line.usable and not (line.state == "failed" and cell.id in results.committed)
     ]
 
 
@@ -38,30 +38,26 @@ def run_cells(
     out: Path,
     *,
     stop_after: float | None = None,
-    on: str = "here",
+    on: Literal["here", "processes"] = "here",
     workers: int = 1,
     say: Callable[[str], object] = print,
 ) -> int:
     """Run cells of one scale, add a line to `out` after each, and return how many failed."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    named, began = {_name(cell): cell for cell in cells}, dict[str, float]()
+    named, began = {cell.id.replace("/", " ").replace("@", " "): cell for cell in cells}, dict[str, float]()
     beside = {"processes": workers} if on != "here" and workers > 1 else {}
 
     def hear(notice: Any) -> None:
-        cell = named.get(notice.cell.group.label)
-        if cell is None or notice.what not in ("start", "done", "failed"):
-            return
-        if notice.what == "start":
-            began[cell.id] = time.monotonic()
-            return
-        about = _about(cell) | beside | {"seconds_wall": round(time.monotonic() - began[cell.id], 2)}
-        if notice.what == "failed":
-            line = about | {"failed": notice.error}
-        else:
-            line = about | numbers_of(fnrfl.load(folder / notice.cell.name))
-        append_line(out, line)
-        told = f"failed: {notice.error}" if "failed" in line else f"accuracy {line['accuracy']:.4f}"
-        say(f"{notice.number}/{notice.total}  {cell.id}  {told}{'  leak' if cell.leaks else ''}")
+        name = notice.cell.group.label
+        if name in named and notice.what == "start":
+            began[name] = time.monotonic()
+        elif name in named and notice.what in ("done", "failed"):
+            line = _about(named[name]) | beside | {"seconds_wall": round(time.monotonic() - began[name], 2)}
+            failed = notice.what == "failed"
+            line |= {"failed": notice.error} if failed else numbers_of(fnrfl.load(folder / notice.cell.name))
+            append_line(out, line)
+            told = f"failed: {notice.error}" if failed else f"accuracy {line['accuracy']:.4f}"
+            say(f"{notice.number}/{notice.total}  {line['id']}  {told}{'  leak' if named[name].leaks else ''}")
 
     with tempfile.TemporaryDirectory(dir=out.parent, prefix="cells-") as scratch:
         folder = Path(scratch) / "cells"
@@ -71,17 +67,13 @@ def run_cells(
             out=folder,
             progress=hear,
             checkpoint_every=NEVER,
-            on=on,  # type: ignore[arg-type]
+            on=on,
             workers=workers,
             stop_after=stop_after,
         )
     if found.left:
         say(f"{found.left} cells would not have ended in time. To go on, give the same command again.")
     return len(found.failed)
-
-
-def _name(cell: Cell) -> str:
-    return cell.id.replace("/", " ").replace("@", " ")
 
 
 def _engine(cell: Cell) -> Sequence[str]:
@@ -92,16 +84,14 @@ def _engine(cell: Cell) -> Sequence[str]:
 
 
 def _about(cell: Cell) -> dict[str, Any]:
-    """Return what a line says whatever became of the cell."""
     import torch
 
-    gpu = torch.cuda.is_available()
     return {
         "id": cell.id,
         "recipe": cell.recipe,
         "overrides": list(cell.overrides),
         "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if gpu else f"CPU, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "fnrfl": fnrfl.__version__,
     }
@@ -116,6 +106,7 @@ def numbers_of(result: Result) -> dict[str, Any]:
     phases = {phase: sum(e["seconds"].get(phase, 0.0) for e in rounds) for e in rounds for phase in e["seconds"]}
     spent = [sum(s for phase, s in event["seconds"].items() if phase not in UNTRAINED) for event in rounds]
     last = rounds[-1]
+    notes = {name: [event.get(name) for event in rounds] for name in NOTED if name in last}
     return {
         "leaks": list(config.leaks_on),
         "accuracy": result.accuracy,
@@ -133,15 +124,13 @@ def numbers_of(result: Result) -> dict[str, Any]:
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "bytes": last["bytes"],  # of the last round
-        "notes": {name: _rounded([event.get(name) for event in rounds]) for name in NOTED if name in last}
-        | ({"norms": _rounded(last["norms"])} if "norms" in last else {}),  # after the last round
+        "notes": _rounded(notes | ({"norms": last["norms"]} if "norms" in last else {})),  # norms after the last round
         "model_sha256": result.model_sha256,
         "engine": {"name": engine.name, "precision": engine.precision, "deterministic": engine.deterministic},
     }
 
 
 def _rounded(value: Any) -> Any:
-    """Return numbers with as many digits as are of use."""
     if isinstance(value, list):
         return [_rounded(one) for one in value]
     if isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,6 @@ class Line:
     date: str = ""
     device: str = ""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
     failed: str = ""  # why there are no numbers
     accuracy: float = 0.0
     accuracies: list[float] = field(default_factory=list)
@@ -36,7 +35,6 @@ class Line:
     noisy: float | None = None
     seconds_train: float = 0.0
     seconds_wall: float = 0.0
-    seconds_preparing: float = 0.0
     seconds_of_rounds: list[float] = field(default_factory=list)
     seconds_date: str = ""  # of a later run that took less, or that ran alone
     processes: int = 1  # cells that ran beside each other
@@ -44,12 +42,12 @@ class Line:
     no_measure: str = ""  # another reason why its seconds are no measure
     bytes_up: float = 0.0
     bytes_down: float = 0.0
-    notes: Mapping[str, Any] = field(default_factory=dict)
     model_sha256: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    state: State = "not-run"  # what `Results.find` says of it; no file does
 
     @property
-    def bytes(self) -> float:
-        """Bytes of both directions."""
+    def bytes(self) -> float:  # both ways
         return float(self.bytes_up + self.bytes_down)
 
     @property
@@ -67,32 +65,9 @@ class Line:
         return self.device, self.engine.get("name"), self.engine.get("precision")
 
     @property
-    def seed(self) -> int:
-        """The seed of its cell."""
-        return Cell.read(self.id).seed
-
-
-NEEDED = ("recipe", "overrides", "date", "device")
-NUMBERS = ("accuracy", "accuracies", "seconds_train", "seconds_wall", "bytes_up", "bytes_down", "notes")
-_FIELDS = {one.name for one in fields(Line)}
-
-
-def on_one_machine(*lines: Line) -> bool:
-    """Whether all seconds are a measure, of one device and one engine."""
-    return not any(line.untimed for line in lines) and len({line.place for line in lines}) == 1
-
-
-def timed_together(*lines: Line) -> bool:
-    """Whether differences in seconds are those of methods: of one machine and of one day, since code changes."""
-    return on_one_machine(*lines) and len({line.seconds_date or line.date for line in lines}) == 1
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """What is known of a cell: where its line comes from, and the line if there is one."""
-
-    state: State
-    line: Line = field(default_factory=Line)
+    def made_from(self) -> tuple[str, tuple[str, ...]]:
+        """Recipe and overrides, as its cell has them today unless the line is older."""
+        return self.recipe, tuple(self.overrides)
 
     @property
     def usable(self) -> bool:
@@ -104,8 +79,23 @@ class CellResult:
         """Where the result comes from, for people."""
         if self.state != "committed":
             return text("values", self.state)
-        timed = text("values", "timed", date=self.line.seconds_date) if self.line.seconds_date else ""
-        return text("values", "committed", date=self.line.date, device=self.line.device) + timed
+        timed = text("values", "timed", date=self.seconds_date) if self.seconds_date else ""
+        return text("values", "committed", date=self.date, device=self.device) + timed
+
+
+NEEDED = ("recipe", "overrides", "date", "device")
+NUMBERS = ("accuracy", "accuracies", "seconds_train", "seconds_wall", "bytes_up", "bytes_down", "notes")
+_FIELDS = {one.name for one in fields(Line)} - {"state"}
+
+
+def on_one_machine(*lines: Line) -> bool:
+    """Whether all seconds are a measure, of one device and one engine."""
+    return not any(line.untimed for line in lines) and len({line.place for line in lines}) == 1
+
+
+def timed_together(*lines: Line) -> bool:
+    """Whether differences in seconds are those of methods: of one machine and of one day, since code changes."""
+    return on_one_machine(*lines) and len({line.seconds_date or line.date for line in lines}) == 1
 
 
 class Results:
@@ -119,45 +109,36 @@ class Results:
         """Read the committed lines and those of a file, which need not be there."""
         return cls(committed_lines(), read_lines(here) if here.exists() else [])
 
-    def find(self, cell: Cell) -> CellResult:
-        """Return what is known of a cell.
+    def find(self, cell: Cell) -> Line:
+        """Return the line of a cell, or a line without numbers whose state says why.
 
         A line that was made from other overrides than the cell has today is never used. A cell with a leak is marked
         whatever the line says.
         """
         places: tuple[tuple[State, Mapping[str, Line]], ...] = (("committed", self.committed), ("here", self.here))
-        known = [(state, lines[cell.id]) for state, lines in places if cell.id in lines]
-        fitting = [(state, line) for state, line in known if _made_from(line) == (cell.recipe, cell.overrides)]
-        for state, line in fitting:
+        known = [replace(lines[cell.id], state=state) for state, lines in places if cell.id in lines]
+        fitting = [line for line in known if line.made_from == (cell.recipe, cell.overrides)]
+        for line in fitting:
             if not line.failed:
-                leaks = line.leaks or (["public_is_test"] if cell.leaks else [])
-                return CellResult(state, replace(line, leaks=leaks))
+                return replace(line, leaks=line.leaks or (["public_is_test"] if cell.leaks else []))
         if fitting:
-            return CellResult("failed", fitting[0][1])
-        return CellResult("older", known[0][1]) if known else CellResult("not-run")
+            return replace(fitting[0], state="failed")
+        return replace(known[0], state="older") if known else Line()
 
 
 def committed_lines() -> list[Line]:
     """Return all committed lines, in the order of their files' names; a cell that was run again has several."""
-    return [line for path in sorted(COMMITTED.glob("*.jsonl"), key=_sort_key) for line in read_lines(path)]
-
-
-def _sort_key(path: Path) -> list[tuple[int, str]]:
-    """Return the natural sort key: 2 before 10, and a name before the same with a number."""
-    parts = re.split(r"(\d+)", path.stem)  # by turns words and digits
-    return [(int(part), "") if turn % 2 else (-1, part) for turn, part in enumerate(parts)]
+    paths = sorted(COMMITTED.glob("*.jsonl"), key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(9), path.stem))
+    return [line for path in paths for line in read_lines(path)]
 
 
 def read_lines(path: Path) -> list[Line]:
     """Return all whole lines of a file; a kill may have left half of one."""
-    return list(_lines(path))
-
-
-def _lines(path: Path) -> Iterator[Line]:
     try:
         texts = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Choose another file.") from error
+    lines = []
     for number, one in enumerate(texts, 1):
         try:
             line = json.loads(one)
@@ -165,13 +146,13 @@ def _lines(path: Path) -> Iterator[Line]:
             continue
         if not isinstance(line, dict) or not isinstance(line.get("id"), str):
             continue
-        needed = NEEDED if "failed" in line else NEEDED + NUMBERS
-        lacking = [name for name in needed if line.get(name) is None]
+        lacking = [name for name in (*NEEDED, *(() if "failed" in line else NUMBERS)) if line.get(name) is None]
         shares = [] if "failed" in line or lacking else [line["accuracy"], *line["accuracies"]]
         if lacking or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             what = f"has no {', '.join(lacking)}" if lacking else "has an accuracy that is not a number from 0 to 1"
             raise UsageError(f"{path}, line {number}: the result of {line['id']} {what}. Take this line out.")
-        yield Line(**{name: value for name, value in line.items() if name in _FIELDS})
+        lines.append(Line(**{name: value for name, value in line.items() if name in _FIELDS}))
+    return lines
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -184,10 +165,6 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _made_from(line: Line) -> tuple[str, tuple[str, ...]]:
-    return line.recipe, tuple(line.overrides)
-
-
 def _one_of_each(lines: Iterable[Line]) -> dict[str, Line]:
     """Return one line of each cell, of its last recipe: the first that succeeded, with the last seconds that count.
 
@@ -195,14 +172,12 @@ def _one_of_each(lines: Iterable[Line]) -> dict[str, Line]:
     """
     found: dict[str, Line] = {}
     for line in lines:
-        before = found.get(line.id, line)
-        if before is line or _made_from(before) != _made_from(line) or before.failed:
+        before = found.get(line.id)
+        if before is None or before.made_from != line.made_from or before.failed:
             found[line.id] = line
         elif not line.failed and not line.untimed and before.place == line.place:
-            timed = {
-                name: getattr(line, name) for name in _FIELDS if name.startswith("seconds_") and name != "seconds_date"
-            }
-            date = {} if line.date == before.date else {"seconds_date": line.date}
-            unmarked: dict[str, Any] = {"processes": 1, "kept_rounds": None, "no_measure": ""}
-            found[line.id] = replace(before, **timed | unmarked | date)
+            timed = {name: getattr(line, name) for name in ("seconds_train", "seconds_wall", "seconds_of_rounds")}
+            timed |= {"processes": 1, "kept_rounds": None, "no_measure": ""}
+            timed |= {} if line.date == before.date else {"seconds_date": line.date}
+            found[line.id] = replace(before, **timed)
     return found

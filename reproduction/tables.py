@@ -8,33 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fnrfl import statistics
-from reproduction.catalogue import (
-    CURVES,
-    CURVES_SOURCE,
-    PRINTED,
-    SETTINGS,
-    Cell,
-    TablePart,
-    method_name,
-    part_title,
-    table_parts,
-    text,
-)
-from reproduction.store import CellResult, Line, Results, on_one_machine
+from reproduction import catalogue
+from reproduction.catalogue import SETTINGS, Cell, TablePart, method_name, part_title, protocol_of, table_parts, text
+from reproduction.store import Line, Results, on_one_machine
 
 MIB = 2**20
-FORMS = {"mib": ".1f", "seconds": ".1f", "kappa": ".4g", "rho": ".4f"}
-TIMES = ("seconds", "kappa")
-METRICS: dict[str, Callable[[Line], float | None]] = {
-    "accuracy": lambda line: line.accuracy,
-    "clean": lambda line: line.clean,
-    "noisy": lambda line: line.noisy,
-    "mib": lambda line: line.bytes / MIB,
-    "seconds": lambda line: None if line.untimed else line.seconds_train,
-    "kappa": lambda line: None if line.untimed else line.accuracy * 1e4 / line.seconds_train,
-    "rho": lambda line: line.accuracy * 1e4 / (line.bytes / MIB) if line.bytes else None,
+
+
+class Metric(NamedTuple):
+    """A number made of the lines of one seed, a line for each of its runs, and how it is written."""
+
+    get: Callable[..., float | None]
+    form: str = ".4f"
+    is_time: bool = False  # there is no mean over several devices or engines
+
+
+METRICS = {
+    "accuracy": Metric(lambda line: line.accuracy),
+    "clean": Metric(lambda line: line.clean),
+    "noisy": Metric(lambda line: line.noisy),
+    "mib": Metric(lambda line: line.bytes / MIB, ".1f"),
+    "seconds": Metric(lambda line: None if line.untimed else line.seconds_train, ".1f", True),
+    "kappa": Metric(lambda line: None if line.untimed else line.accuracy * 1e4 / line.seconds_train, ".4g", True),
+    "rho": Metric(lambda line: line.accuracy * 1e4 / (line.bytes / MIB) if line.bytes else None),
 }
 
 
@@ -86,8 +85,7 @@ class Part:
 
     @property
     def leaks(self) -> tuple[str, ...]:
-        """Every leak that some value has."""
-        return once_each(value.leaks for value in self.values)
+        return leaks_of(self.values)
 
     def value(self, row: str, column: str) -> Value | None:
         """Return a value by the keys of its row and its column; None if there is none."""
@@ -106,23 +104,41 @@ class Table:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
         return text("titles", self.name)
 
     @property
     def leaks(self) -> tuple[str, ...]:
-        """Every leak that some value has."""
-        return once_each(part.leaks for part in self.parts)
+        return leaks_of(self.parts)
 
 
-def once_each(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """Return all names of several groups, each once."""
-    return tuple(dict.fromkeys(name for names in found for name in names))
+def leaks_of(found: Iterable[Line | Value | Part | Table]) -> tuple[str, ...]:
+    """Return every leak that some of them has, once."""
+    return tuple(dict.fromkeys(leak for one in found for leak in one.leaks))
 
 
-def leaks_of(lines: Iterable[Line]) -> tuple[str, ...]:
-    """Return every leak that some run has, once."""
-    return once_each(line.leaks for line in lines)
+def make_value(
+    results: Results, protocol: str, cells: Mapping[int, Sequence[Cell]], metric: Metric, usual: Sequence[int] = ()
+) -> Value:
+    """Return the mean of a metric over seeds, or why there is none; with `usual`, no other seed can be missing."""
+    found = {seed: [results.find(cell) for cell in each] for seed, each in cells.items()}
+    whole = {seed: lines for seed, lines in found.items() if all(line.usable for line in lines)}
+    numbers = {seed: number for seed, lines in whole.items() if (number := metric.get(*lines)) is not None}
+    seeds = [seed for seed in cells if not usual or seed in usual or seed in numbers]
+    known = {cell: line for seed in seeds for cell, line in zip(cells[seed], found[seed], strict=True)}
+    ids = tuple(cell.id for cell in known)
+    if not numbers:
+        states = {line.state for line in known.values() if not line.usable}
+        why = "none" if whole else next(state for state in ("failed", "older", "not-run") if state in states)
+        failed = {cell.id: line.failed for cell, line in known.items() if line.state == "failed"}
+        failures = tuple(text("values", "why-failed", cell=cell, why=reason) for cell, reason in failed.items())
+        sources = (text("notes", "no-measure"),) if metric.is_time and whole else failures
+        return Value(protocol, words=text("values", why), sources=sources, cells=ids)
+    behind = [line for seed in numbers for line in whole[seed]]
+    origins = tuple(dict.fromkeys(line.origin for line in behind))
+    if metric.is_time and not on_one_machine(*behind):
+        return Value(protocol, words=text("values", "devices"), sources=origins, cells=ids)
+    mean, missing = statistics.estimate([*numbers.values()]), tuple(seed for seed in seeds if seed not in numbers)
+    return Value(protocol, mean, metric.form, "", tuple(numbers), missing, leaks_of(behind), origins, ids)
 
 
 def make_table(name: str, results: Results, scale: str, seeds: Sequence[int] | None = None) -> Table:
@@ -134,7 +150,7 @@ def make_table(name: str, results: Results, scale: str, seeds: Sequence[int] | N
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes values of results."""
+    """Makes the parts of a table."""
 
     name: str
     results: Results
@@ -142,124 +158,81 @@ class _Maker:
     seeds: Sequence[int] | None
 
     def parts(self, part: TablePart) -> Iterator[Part]:
-        """Yield a part for each metric; those of one setting stand side by side, curves have a column per round."""
+        """Yield a part for each metric with a column for each setting, or one part with a column for each metric."""
+        key, title = (part.net, part.skew), part_title(part.net, part.skew, self.scale)
         rows = tuple((method, method_name(method)) for method in part.methods)
-        title, key = part_title(part.net, part.skew, self.scale), (part.net, part.skew)
         if part.metrics == ("accuracies",):
-            yield from self._curves(part, rows)
-        elif len(part.settings) == 1:
-            columns = [self._column(part, part.settings[0], metric) for metric in part.metrics]
+            for setting in (*(["printed"] if part.skew == "label" else []), *part.settings):
+                above = part_title(part.net, part.skew, "full") if setting == "printed" else title
+                named = text("parts", "rounds", title=above, setting=text("settings", setting))
+                yield Part((*key, setting), named, rows, tuple(self._curves(part, setting)))
+        elif len(part.settings) == 1 < len(part.metrics):
+            columns = [self._column(part, part.settings[0], METRICS[one], one, "metrics") for one in part.metrics]
             yield Part((*key, *part.metrics), title, rows, (*self._printed(part, part.metrics[0]), *columns))
         else:
             for metric in part.metrics:
                 of_metric = text("parts", "metric", title=title, metric=text("metrics", metric))
-                columns = [self._column(part, setting, metric) for setting in part.settings]
-                shown = title if len(part.metrics) == 1 else of_metric
+                shown = of_metric if len(part.metrics) > 1 else title
+                columns = [self._column(part, one, METRICS[metric], one, "settings") for one in part.settings]
                 yield Part((*key, metric), shown, rows, (*self._printed(part, metric), *columns))
+
+    def _column(self, part: TablePart, setting: str, metric: Metric, key: str, words: str = "") -> Column:
+        """Return a value for each method; `words` is the section of texts that has the label."""
+        protocol, values = protocol_of(setting), list[Value]()
+        for method in part.methods:
+            cells = {cell.seed: [cell] for cell in part.cells(setting, method, self.scale, self.seeds)}
+            values.append(make_value(self.results, protocol, cells, metric))
+        return Column(key, text(words, key) if words else key, protocol, tuple(values))
 
     def _printed(self, part: TablePart, metric: str) -> list[Column]:
         """Return the column of what was printed, if anything was."""
-        values = []
-        for method in part.methods:
-            name = f"{method}:{metric}" if self.name == "cost" else method
-            printed = PRINTED.get((self.name, part.net, part.skew, name))
-            if printed is None:
-                values.append(Value("printed"))
-            else:
-                number = statistics.estimate([printed.value])
-                about = (printed.place, printed.note) if printed.note else (printed.place,)
-                values.append(Value("printed", number, words=printed.text, sources=about))
-        if not any(value.number for value in values):
-            return []
+        names = [f"{method}:{metric}" if self.name == "cost" else method for method in part.methods]
+        found = [catalogue.PRINTED.get((self.name, part.net, part.skew, name)) for name in names]
+        values = tuple(
+            printed_value(one.value, one.text, *filter(None, (one.place, one.note))) if one else Value("printed")
+            for one in found
+        )
         label = text("settings", "published" if self.name == "niid-bench" else "printed")
-        return [Column("printed", label, "printed", tuple(values))]
+        return [Column("printed", label, "printed", values)] if any(found) else []
 
-    def _column(self, part: TablePart, setting: str, metric: str) -> Column:
-        by_setting = len(part.settings) > 1 or len(part.metrics) == 1
-        label = text("settings", setting) if by_setting else text("metrics", metric)
-        get, form = METRICS[metric], FORMS.get(metric, ".4f")
-        cells = [part.cells(setting, method, self.scale, self.seeds) for method in part.methods]
-        values = tuple(self._value(each, get, form, is_time=metric in TIMES) for each in cells)
-        return Column(setting if by_setting else metric, label, SETTINGS["settings"][setting]["protocol"], values)
-
-    def _value(
-        self, cells: Sequence[Cell], get: Callable[[Line], float | None], form: str = ".4f", *, is_time: bool = False
-    ) -> Value:
-        """Return the mean of some seeds; of a time, only if all of them are of one device and one engine."""
-        protocol, ids = cells[0].protocol, tuple(cell.id for cell in cells)
-        found = {cell: self.results.find(cell) for cell in cells}
-        numbers = {cell: get(one.line) for cell, one in found.items() if one.usable}
-        known = {cell: number for cell, number in numbers.items() if number is not None}
-        if not known:
-            about = (text("notes", "no-measure"),) if is_time and numbers else failures(found)
-            return Value(protocol, words=why_none(found.values()), sources=about, cells=ids)
-        if is_time and not on_one_machine(*(found[cell].line for cell in known)):
-            sources = tuple(dict.fromkeys(found[cell].origin for cell in known))
-            return Value(protocol, words=text("values", "devices"), sources=sources, cells=ids)
-        by_seed = {cell.seed: number for cell, number in known.items()}
-        return value_of(protocol, by_seed, form, [found[cell] for cell in known], cells)
-
-    def _curves(self, part: TablePart, rows: tuple[tuple[str, str], ...]) -> Iterator[Part]:
-        """Yield accuracy after each round: a part for what was printed, and one for each setting."""
-        if part.skew == "label":
-            curves = [CURVES.get(method) for method in part.methods]
-            columns = (
-                Column(str(t + 1), str(t + 1), "printed", tuple(_printed_point(curve, t) for curve in curves))
-                for t in range(10)
-            )
-            title = part_title(part.net, part.skew, "full")
-            yield self._rounds_part(part, "printed", title, rows, columns)
-        for setting in part.settings:
-            cells = [part.cells(setting, method, self.scale, self.seeds) for method in part.methods]
-            columns = (
-                Column(
-                    str(t + 1), str(t + 1), SETTINGS["settings"][setting]["protocol"],
-                    tuple(self._value(each, lambda line, t=t: line.accuracies[t]) for each in cells),  # type: ignore[misc]
-                )
-                for t in range(SETTINGS["scales"][self.scale]["rounds"])
-            )  # fmt: skip
-            yield self._rounds_part(part, setting, part_title(part.net, part.skew, self.scale), rows, columns)
-
-    def _rounds_part(
-        self, part: TablePart, setting: str, title: str, rows: tuple[tuple[str, str], ...], columns: Iterable[Column]
-    ) -> Part:
-        named = text("parts", "rounds", title=title, setting=text("settings", setting))
-        return Part((part.net, part.skew, setting), named, rows, tuple(columns))
+    def _curves(self, part: TablePart, setting: str) -> Iterator[Column]:
+        """Yield accuracy after each round: what was printed, or that of a setting."""
+        if setting != "printed":
+            for t in range(SETTINGS["scales"][self.scale]["rounds"]):
+                yield self._column(part, setting, Metric(_after(t)), str(t + 1))
+            return
+        curves = [catalogue.CURVES.get(method) for method in part.methods]
+        for t in range(10):
+            values = [printed_value(one[t], "", catalogue.CURVES_SOURCE) if one else Value("printed") for one in curves]
+            yield Column(str(t + 1), str(t + 1), "printed", tuple(values))
 
 
-def value_of(
-    protocol: str, numbers: Mapping[int, float], form: str, behind: Sequence[CellResult], cells: Sequence[Cell]
-) -> Value:
-    """Return the mean of numbers by seed, made from the results `behind` it, of the cells that it should have."""
-    number, leaks = statistics.estimate(list(numbers.values())), leaks_of(one.line for one in behind)
-    missing = tuple(dict.fromkeys(cell.seed for cell in cells if cell.seed not in numbers))
-    sources = tuple(dict.fromkeys(one.origin for one in behind))
-    return Value(protocol, number, form, "", tuple(numbers), missing, leaks, sources, tuple(cell.id for cell in cells))
+def _after(t: int) -> Callable[[Line], float]:
+    return lambda line: line.accuracies[t]
 
 
-def _printed_point(curve: Sequence[float] | None, t: int) -> Value:
-    if curve is None:
-        return Value("printed")
-    return Value("printed", statistics.estimate([curve[t]]), sources=(CURVES_SOURCE,))
+def printed_value(number: float, words: str, *sources: str) -> Value:
+    """Return a printed number, in the words in which it was printed."""
+    return Value("printed", statistics.estimate([number]), words=words, sources=sources)
 
 
-def why_none(found: Iterable[CellResult]) -> str:
-    """Return why there is no number; a run may have no such number, as accuracy on noisy images without noise."""
-    states = [one.state for one in found]
-    if {"committed", "here"} & set(states):
-        return text("values", "none")
-    return text("values", next((state for state in ("failed", "older") if state in states), "not-run"))
-
-
-def failures(found: dict[Cell, CellResult]) -> tuple[str, ...]:
-    """Return which runs have failed, and why."""
-    failed = {cell: one.line.failed for cell, one in found.items() if one.state == "failed"}
-    return tuple(text("values", "why-failed", cell=cell.id, why=why) for cell, why in failed.items())
+def printed_line(names: Sequence[str], net: str, skew: str, method: str) -> Line | None:
+    """Return what the paper printed of a run, as a line: from the first of some tables that has it."""
+    for name in names:
+        if name == "convergence" and skew == "label" and method in catalogue.CURVES:
+            return Line(accuracies=list(catalogue.CURVES[method]))
+        known = {key[3]: printed.value for key, printed in catalogue.PRINTED.items() if key[:3] == (name, net, skew)}
+        if f"{method}:seconds" in known:
+            accuracy, seconds, mib = (known[f"{method}:{metric}"] for metric in ("accuracy", "seconds", "mib"))
+            return Line(accuracy=accuracy, seconds_train=seconds, bytes_up=mib * MIB)
+        if method in known:
+            return Line(accuracy=known[method])
+    return None
 
 
 def leak_note(parts: Iterable[Part]) -> Iterator[str]:
     """Yield which leaks values of a table have, if any."""
-    if leaks := once_each(part.leaks for part in parts):
+    if leaks := leaks_of(parts):
         yield text("notes", "leaks", leaks=", ".join(leaks))
 
 
@@ -270,11 +243,10 @@ def scale_note(scale: str, table: str = "") -> str:
 
 def _notes(name: str, parts: Sequence[Part], scale: str) -> Iterator[str]:
     """Yield what must be known to read the table."""
-    leaky = list(leak_note(parts))
-    yield from [*leaky, text("notes", "leaky")] if leaky else []
+    for note in leak_note(parts):
+        yield from (note, text("notes", "leaky"))
     yield scale_note(scale, name)
-    when = text("notes", "each-round" if name == "convergence" else "last-round")
-    yield text("notes", "accuracy", when=when)
+    yield text("notes", "accuracy", when=text("notes", "each-round" if name == "convergence" else "last-round"))
     if name == "controls":
         yield text("notes", "controls")
     if name in ("accuracy", "convergence", "mixed", "noise", "orthogonality", "cost", "rate"):

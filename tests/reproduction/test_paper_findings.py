@@ -77,8 +77,6 @@ def test_every_accuracy_of_four_digits_is_a_committed_or_a_printed_one(page: str
     assert written and [number for number in written if number not in known] == []
 
 
-# -- NIID-Bench's table -----------------------------------------------------------------------------------------------
-
 SPLITS = {
     "one class per client": "classes-1",
     "two classes per client": "classes-2",
@@ -101,39 +99,24 @@ def here(split: str, method: str, setting: str = "niid-bench") -> str:
     cells = [Cell("simple-cnn", split, setting, method, seed, "full") for seed in range(3)]
     found = [RESULTS.find(cell) for cell in cells]
     if found[0].state == "failed":
-        return re.sub(r".*, (round \d+),.*", r"not finite in \1", found[0].line.failed)
-    shown = [f"{result.line.accuracy:.4f}" if result.usable else "-" for result in found]
+        return re.sub(r".*, (round \d+),.*", r"not finite in \1", found[0].failed)
+    shown = [f"{line.accuracy:.4f}" if line.usable else "-" for line in found]
     while shown[-1:] == ["-"]:
         shown.pop()
     return ", ".join(shown) or "not run"
 
 
-def niid_tables() -> tuple[list[list[str]], list[list[str]]]:
-    """The rows for FedAvg, and those for the other methods."""
+def test_the_page_has_niid_benchs_table_as_it_was_published_and_as_it_is_here() -> None:
     indented = re.sub(r"^ +\|", "|", FINDINGS, flags=re.MULTILINE)
-    fedavg, others = [rows for head, rows in tables(indented) if head[0] == "split"]
-    return fedavg, others
-
-
-def test_the_page_has_fedavg_as_niid_bench_published_it_and_as_it_is_here() -> None:
-    rows = {name: cells for name, *cells in niid_tables()[0]}
-    assert rows == {
+    fedavg, others = [{name: cells for name, *cells in rows} for head, rows in tables(indented) if head[0] == "split"]
+    assert fedavg == {
         name: [published(split, "fedavg"), here(split, "fedavg"), here(split, "fedavg", "niid-bench-standard")]
         for name, split in SPLITS.items()
     }
-
-
-def test_the_page_has_the_other_methods_as_niid_bench_published_them_and_as_they_are_here() -> None:
-    methods = ("fedprox", "scaffold", "scaffold-niid-bench", "fednova")
-    assert set(methods) <= SETTINGS["methods"].keys()
-    rows = {name: cells for name, *cells in niid_tables()[1]}
-    assert rows == {
-        name: [f"{here(split, method)} ({published(split, method)})" for method in methods]
+    assert others == {
+        name: [f"{here(split, method)} ({published(split, method)})" for method in SETTINGS["groups"]["bench"][1:]]
         for name, split in SPLITS.items()
     }
-
-
-# -- pages that are generated, and pages that say what they do ---------------------------------------------------------
 
 
 def test_the_readme_gives_the_papers_numbers_as_printed_and_its_own_as_committed() -> None:

@@ -14,7 +14,7 @@ from fnrfl.config import load
 from fnrfl.config.schema import FIRST_DEFAULTS
 from paper_lines import NOTHING, line_of
 from reproduction import running, store
-from reproduction.catalogue import PRINTED, SETTINGS, TABLES, Cell, UsageError, table_parts
+from reproduction.catalogue import PRINTED, SETTINGS, TABLES, Cell, UsageError, protocol_of, table_parts
 from reproduction.claims import named_cells
 from reproduction.running import missing_cells, run_cells
 from reproduction.store import Line, Results, append_line, committed_lines, read_lines, timed_together
@@ -22,10 +22,8 @@ from reproduction.tables import make_table
 
 TINY = Cell("resnet18", "label", "honest", "fedavg", 0, "tiny")
 LEAKING = Cell("resnet18", "label", "paper", "fedavg+fnr", 0, "tiny")
+PARTS = [part for name in TABLES[:-1] for part in table_parts(name)]
 EVERY = {cell for name in TABLES for scale in SETTINGS["scales"] for cell in named_cells(name, scale)}
-
-
-# -- cells ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_id_is_read_back_and_names_one_cell() -> None:
@@ -36,7 +34,7 @@ def test_an_id_is_read_back_and_names_one_cell() -> None:
 def test_every_cell_makes_a_config_and_says_leak_exactly_if_it_leaks() -> None:
     for cell in EVERY:
         config = load(cell.recipe, [*cell.logged, *cell.overrides])
-        assert (config.seed, config.protocol) == (cell.seed, cell.protocol)
+        assert (config.seed, config.protocol) == (cell.seed, protocol_of(cell.setting))
         assert bool(config.leaks_on) == cell.leaks, cell.id
 
 
@@ -56,10 +54,9 @@ def test_only_the_scale_of_the_work_differs_between_quick_and_full() -> None:
 
 
 def test_settings_of_a_part_share_the_split() -> None:
-    for name in TABLES[:-1]:
-        for part in table_parts(name):
-            cells = [cell for setting in part.settings for cell in part.cells(setting, part.methods[0], "quick", [0])]
-            assert len({load(cell.recipe, cell.overrides).scenario for cell in cells}) == 1
+    for part in PARTS:
+        cells = [cell for setting in part.settings for cell in part.cells(setting, part.methods[0], "quick", [0])]
+        assert len({load(cell.recipe, cell.overrides).scenario for cell in cells}) == 1
 
 
 def test_a_cell_names_the_options_of_its_method_whose_default_has_changed() -> None:
@@ -69,9 +66,6 @@ def test_a_cell_names_the_options_of_its_method_whose_default_has_changed() -> N
     for method, keys in changed.items():
         named = Cell("resnet18", "label", "honest", method, 0, "quick").overrides
         assert keys.keys() <= {word.partition("=")[0] for word in named}
-
-
-# -- what was printed -------------------------------------------------------------------------------------------------
 
 
 def test_every_printed_number_has_a_row() -> None:
@@ -110,14 +104,8 @@ def test_five_printed_rows_are_fedavg_and_a_constant() -> None:
                 assert f"{offset / 1e4:.4f}" in printed.note
 
 
-# -- which line counts ------------------------------------------------------------------------------------------------
-
-
 def test_a_committed_line_counts_first_and_a_failure_only_where_nothing_succeeded() -> None:
-    failed, older = (
-        Line(TINY.id, TINY.recipe, [*TINY.overrides], failed="It did not."),
-        line_of(TINY, overrides=["a=1"]),
-    )
+    failed, older = line_of(TINY, failed="It did not."), line_of(TINY, overrides=["a=1"])
     for committed, here, state in (
         ([], [], "not-run"), ([line_of(TINY)], [line_of(TINY)], "committed"), ([], [line_of(TINY)], "here"),
         ([], [failed], "failed"), ([], [line_of(TINY), failed], "here"), ([failed], [line_of(TINY)], "here"),
@@ -126,11 +114,10 @@ def test_a_committed_line_counts_first_and_a_failure_only_where_nothing_succeede
         assert Results(committed, here).find(TINY).state == state
 
 
-@pytest.mark.parametrize("said", [[], ["public_is_test", "another"]])
-def test_a_file_can_add_leaks_to_a_cell_and_take_none_away(said: list[str]) -> None:
-    found = Results([], [line_of(LEAKING, leaks=said)]).find(LEAKING)
-    assert found.line.leaks == (said or ["public_is_test"])
-    assert Results([], [line_of(TINY)]).find(TINY).line.leaks == []
+def test_a_file_can_add_leaks_to_a_cell_and_take_none_away() -> None:
+    both = ["public_is_test", "another"]
+    for cell, said, marked in ((LEAKING, [], both[:1]), (LEAKING, both, both), (TINY, [], [])):
+        assert Results([], [line_of(cell, leaks=said)]).find(cell).leaks == marked
 
 
 def test_of_several_lines_the_first_counts_with_the_last_seconds_that_are_a_measure() -> None:
@@ -139,8 +126,8 @@ def test_of_several_lines_the_first_counts_with_the_last_seconds_that_are_a_meas
     failed, another = replace(first, failed="It did not."), {"device": "another"}
 
     def counts(*lines: Line) -> tuple[float, float]:
-        line = Results(lines).find(TINY).line
-        assert line.seconds_train != 7.0 or line.seconds_of_rounds == [7.0]
+        line = Results(lines).find(TINY)
+        assert line.usable and (line.seconds_train != 7.0 or line.seconds_of_rounds == [7.0])
         return line.accuracy, line.seconds_train
 
     marks: list[dict[str, Any]] = [{"processes": 2}, {"kept_rounds": 0}, {"no_measure": "a power cut"}]
@@ -149,21 +136,18 @@ def test_of_several_lines_the_first_counts_with_the_last_seconds_that_are_a_meas
     assert counts(replace(first, overrides=["rounds=1"]), again) == (0.6, 7.0)
     for mark in marks:
         assert counts(first, replace(again, **mark)) == (0.5, 10.0)
-        assert Results([replace(first, **mark)]).find(TINY).line.untimed
-        assert not Results([replace(first, **mark), again]).find(TINY).line.untimed
+        assert Results([replace(first, **mark)]).find(TINY).untimed
+        assert not Results([replace(first, **mark), again]).find(TINY).untimed
     days = replace(first, date="2026-11-01"), replace(again, date="2026-11-02")
     found = Results(days).find(TINY)
     assert found.origin == "committed 2026-11-01 a device, seconds of 2026-11-02"
     assert "seconds of" not in Results([first, again]).find(TINY).origin
-    assert timed_together(found.line, days[1]) and not timed_together(found.line, days[0])
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
+    assert timed_together(found, days[1]) and not timed_together(found, days[0])
 
 
 def fields(line: Line) -> dict[str, Any]:
     """A line as it stands in a file."""
-    return {name: value for name, value in vars(line).items() if value not in ("", None)}
+    return {name: value for name, value in vars(line).items() if value not in ("", None) and name != "state"}
 
 
 def test_half_a_line_is_passed_over_and_the_next_begins_a_new_one(tmp_path: Path) -> None:
@@ -199,9 +183,6 @@ def test_committed_results_are_whole_and_of_cells_that_exist(monkeypatch: pytest
     assert [line.device for line in committed_lines()] == ["gpu", "gpu-2", "gpu-10"]
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
-
-
 def test_cells_are_run_once_each_and_leave_what_the_tables_need(tmp_path: Path) -> None:
     path, said = tmp_path / "lines.jsonl", list[str]()
     cells = [LEAKING, replace(LEAKING, method="fedavg")]
@@ -213,7 +194,7 @@ def test_cells_are_run_once_each_and_leave_what_the_tables_need(tmp_path: Path) 
     for cell, line in zip(cells, raw, strict=True):
         result = fnrfl.compare(cell.recipe, cells={"it": [*cell.overrides]}, out=tmp_path / cell.method).runs[0]
         assert line["model_sha256"] == result["model_sha256"] and line["seconds_wall"] > line["seconds_train"] > 0
-        found = results.find(cell).line
+        found = results.find(cell)
         assert (found.accuracy, found.bytes) == (result["accuracy"], result["bytes_up"] + result["bytes_down"])
     part = next(part for part in make_table("accuracy", results, "tiny").parts if part.key[:2] == ("resnet18", "label"))
     value = part.value("fedavg+fnr", "paper")
@@ -228,7 +209,7 @@ def test_a_cell_that_fails_is_written_down_the_others_go_on_and_it_is_tried_agai
     cells = [replace(TINY, seed=1), TINY]
     assert run_cells(cells, path, say=lambda line: None) == 1
     states = [Results.read(path).find(cell).state for cell in cells]
-    assert states == ["failed", "here"] and "finite" in Results.read(path).find(cells[0]).line.failed
+    assert states == ["failed", "here"] and "finite" in Results.read(path).find(cells[0]).failed
     assert missing_cells(cells, Results.read(path)) == cells[:1]
     assert missing_cells(cells, Results(read_lines(path))) == []  # a committed failure is a result
 
@@ -245,8 +226,7 @@ def test_cells_in_processes_have_the_models_of_cells_here_and_say_so(tmp_path: P
     cells = named_cells("rate", "tiny", [0])
     for on in ("here", "processes"):
         assert run_cells(cells, tmp_path / on, on=on, workers=2, say=lambda line: None) == 0
-    here, beside = ({one["id"]: one for one in map(json.loads, (tmp_path / on).open())} for on in ("here", "processes"))
-    assert {name: one["model_sha256"] for name, one in here.items()} == {
-        n: b["model_sha256"] for n, b in beside.items()
-    }
-    assert {one["processes"] for one in beside.values()} == {2} and not any("processes" in one for one in here.values())
+    here, beside = ([json.loads(text) for text in (tmp_path / on).open()] for on in ("here", "processes"))
+    models = [{one["id"]: one["model_sha256"] for one in lines} for lines in (here, beside)]
+    assert models[0] == models[1]
+    assert {one["processes"] for one in beside} == {2} and not any("processes" in one for one in here)

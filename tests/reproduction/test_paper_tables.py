@@ -7,7 +7,7 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,23 @@ import numpy as np
 import pytest
 
 from fnrfl import statistics
+from fnrfl.config import load
 from fnrfl.data import scenarios
 from fnrfl.data.partition.draw import draw
 from fnrfl.runs.setup.build import build
 from paper_lines import NOTHING, line_of
 from reproduction import __main__ as command
-from reproduction import catalogue, claims
+from reproduction import catalogue
 from reproduction.catalogue import DATA, SETTINGS, TABLES, TEXTS, Cell
-from reproduction.claims import named_cells, named_table
+from reproduction.claims import CLAIMS, named_cells, named_table
 from reproduction.figures import LEAKS_KEY, draw_all
 from reproduction.page import render_page
 from reproduction.render import as_json, as_markdown, as_text, value_words
-from reproduction.store import Results
+from reproduction.store import Line, Results
 from reproduction.tables import Column, Table, Value, make_table
 
 QUICK = Results([line_of(cell) for name in TABLES for cell in named_cells(name, "quick")])
+FEDAVG = [Cell("resnet18", "label", "honest", "fedavg", seed, "quick") for seed in range(3)]
 COMMITTED = Results.read(Path("none.jsonl"))
 FOLDER = DATA.parent
 INTERNAL = {"convex_problem.py", "theory.py"}  # which put a problem in float64 together, with steps that no key has
@@ -44,8 +46,6 @@ def test_it_is_a_client_of_the_public_api_alone() -> None:
             assert path.name in INTERNAL or all(name in ("fnrfl", "fnrfl.method") for name in names if "fnrfl" in name)
 
 
-# -- text is never data -----------------------------------------------------------------------------------------------
-
 MARK = "\N{SECTION SIGN}"
 
 
@@ -56,12 +56,9 @@ def marked(tree: Any) -> Any:
     return [marked(one) for one in tree] if isinstance(tree, list) else f"{tree}{MARK}"
 
 
-def everything(results: Results, scale: str) -> Iterator[str]:
-    for name in TABLES:
-        table = named_table(name, results, scale)
-        yield as_markdown(table)
-        yield as_text(table)
-    yield render_page(results, scale, {})
+def everything(results: Results, scale: str) -> list[str]:
+    tables = [named_table(name, results, scale) for name in TABLES]
+    return [*map(as_markdown, tables), *map(as_text, tables), render_page(results, scale, {})]
 
 
 def plain(text: str) -> str:
@@ -74,29 +71,23 @@ def test_a_mark_on_every_word_changes_nothing_else(scale: str, monkeypatch: pyte
     before = [plain(text) for text in everything(COMMITTED, scale)]
     for section, words in TEXTS.items():
         monkeypatch.setitem(TEXTS, section, marked(words))
-    for name, claim in claims.CLAIMS.items():
+    for name, claim in CLAIMS.items():
         rows = [row | {"label": row.get("label", "{skew}") + MARK} for row in claim["rows"]]
         words = {key: claim[key] + MARK for key in ("sentence", "place", "about")}
-        monkeypatch.setitem(claims.CLAIMS, name, claim | words | {"rows": rows})
+        monkeypatch.setitem(CLAIMS, name, claim | words | {"rows": rows})
     for key, printed in catalogue.PRINTED.items():
         noted = printed.note + MARK if printed.note else ""
         monkeypatch.setitem(catalogue.PRINTED, key, printed._replace(place=printed.place + MARK, note=noted))
-    after = [*everything(COMMITTED, scale)]
+    after = everything(COMMITTED, scale)
     assert sum(text.count(MARK) for text in after) > 1000
     assert [plain(text) for text in after] == before
     assert len(draw_all(COMMITTED, scale)) == (16 if scale == "quick" else 4)
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_no_column_mixes_protocols_and_every_leak_is_marked_in_every_form(name: str) -> None:
     table = named_table(name, QUICK, "quick")
-    values = [value for part in table.parts for column in part.columns for value in column.values]
-    assert all(
-        value.protocol == column.protocol for p in table.parts for column in p.columns for value in column.values
-    )
+    values = [value for part in table.parts for value in part.values]
     ran = [value for value in values if value.protocol == "paper" and value.cells]
     assert all(bool(value.leaks) == any(Cell.read(cell).leaks for cell in value.cells) for value in ran)
     assert not any(value.leaks for value in values if value.protocol != "paper")
@@ -113,45 +104,34 @@ def test_a_column_refuses_a_value_of_another_protocol() -> None:
 
 
 def test_values_say_spread_seeds_and_where_they_are_from() -> None:
-    cells = [Cell("resnet18", "label", "honest", "moon", seed, "quick") for seed in range(3)]
-    lines = [line_of(cell, accuracy=0.5 + cell.seed / 10) for cell in cells]
-    changed = {"overrides": ["rounds=4"]}
+    def shown(*known: Line) -> Value:
+        return value_in("accuracy", Results(known), "accuracy")
 
-    def shown(*known: Any) -> Value:
-        table = make_table("accuracy", Results(known), "quick")
-        part = next(part for part in table.parts if part.key == ("resnet18", "label", "accuracy"))
-        found = part.value("moon", "honest")
-        assert found is not None
-        return found
-
-    assert value_words(shown(*lines)) == "0.6000 ± 0.1000" and shown(*lines).sources == (
-        "committed 2026-11-16 a device",
-    )
-    assert value_words(shown(lines[0], lines[2])) == "0.6000 ± 0.1414 (seeds 0, 2 of 3)"
-    assert shown(lines[0], lines[2]).missing == (1,)
-    assert shown().words == "not run"
-    assert shown(replace(lines[0], failed="It diverged.")).sources == (f"{cells[0].id} failed: It diverged.",)
-    assert shown(replace(lines[0], **changed)).words == "older recipe"
+    a, b, c = (line_of(cell, accuracy=0.5 + cell.seed / 10) for cell in FEDAVG)
+    assert value_words(shown(a, b, c)) == "0.6000 ± 0.1000"
+    assert shown(a, b, c).sources == ("committed 2026-11-16 a device",)
+    assert value_words(shown(a, c)) == "0.6000 ± 0.1414 (seeds 0, 2 of 3)" and shown(a, c).missing == (1,)
+    assert shown().words == "not run" and shown(replace(a, overrides=["rounds=4"])).words == "older recipe"
+    assert shown(replace(a, failed="It diverged.")).sources == (f"{a.id} failed: It diverged.",)
 
 
-def cost(results: Results, metric: str) -> Value:
-    part = next(p for p in make_table("cost", results, "quick").parts if p.key == ("resnet18", "label", metric))
+def value_in(table: str, results: Results, metric: str) -> Value:
+    part = next(p for p in make_table(table, results, "quick").parts if p.key == ("resnet18", "label", metric))
     value = part.value("fedavg", "honest")
     assert value is not None
     return value
 
 
 def test_seconds_are_shown_only_where_they_are_a_measure_on_one_device() -> None:
-    cells = [Cell("resnet18", "label", "honest", "fedavg", seed, "quick") for seed in range(3)]
-    alike = [line_of(cell, seconds_train=10.0, accuracy=0.5, bytes_up=2**20) for cell in cells]
-    assert (
-        value_words(cost(Results(alike), "seconds")) == "10.0 ± 0.0"
-        and value_words(cost(Results(alike), "kappa")) == "500 ± 0"
-    )
-    assert value_words(cost(Results(alike), "rho")) == "5000.0000 ± 0.0000"
+    def cost(lines: list[Line], metric: str) -> Value:
+        return value_in("cost", Results(lines), metric)
+
+    alike = [line_of(cell, seconds_train=10.0, accuracy=0.5, bytes_up=2**20) for cell in FEDAVG]
+    for metric, words in (("seconds", "10.0 ± 0.0"), ("kappa", "500 ± 0"), ("rho", "5000.0000 ± 0.0000")):
+        assert value_words(cost(alike, metric)) == words
     apart = [alike[0], *(replace(line, device="CPU") for line in alike[1:])]
-    assert cost(Results(apart), "seconds").words == "several devices" and cost(Results(apart), "mib").number
-    beside = Results([replace(line, processes=3) for line in alike])
+    assert cost(apart, "seconds").words == "several devices" and cost(apart, "mib").number
+    beside = [replace(line, processes=3) for line in alike]
     assert cost(beside, "seconds").words == "-" and "no measure" in cost(beside, "kappa").sources[0]
 
 
@@ -172,9 +152,6 @@ def test_every_row_of_a_control_is_explained() -> None:
     assert all(f"{name}:" in notes for name in SETTINGS["groups"]["publics"]) and "FNR with weight 0 is" in notes
 
 
-# -- the page and the figures -----------------------------------------------------------------------------------------
-
-
 def test_the_page_opens_offline_has_every_table_and_marks_every_leak() -> None:
     page = render_page(QUICK, "quick", {"split-label": b"image"})
     assert not re.search(r"<script|src=\"(?!data:)|href=\"(?!#)|url\(|@import", page)
@@ -187,9 +164,8 @@ def test_the_page_opens_offline_has_every_table_and_marks_every_leak() -> None:
 
 
 def test_without_results_everything_is_not_run_and_markup_is_text() -> None:
-    assert all(words in render_page(NOTHING, "full", {}) for words in ("0 of ", "have not both run"))
-    cell = Cell("resnet18", "label", "honest", "fedavg", 0, "quick")
-    assert "<b>x" not in render_page(Results([line_of(cell, device="<b>x")]), "quick", {})
+    assert all(words in render_page(NOTHING, "full", {}) for words in (" 0 of ", "have not both run"))
+    assert "<b>x" not in render_page(Results([line_of(FEDAVG[0], device="<b>x")]), "quick", {})
 
 
 def test_the_first_sentence_has_the_control_if_it_has_run() -> None:
@@ -212,22 +188,11 @@ def test_the_split_is_the_one_of_the_papers_figures() -> None:
     assert known["quick"]["label"][4] == [504, 2917, 570, 721, 121, 356, 0, 0, 0, 0]
     for skew in ("label", "quantity", "label+quantity"):
         tiny, quick = (Cell("resnet18", skew, "paper", "fedavg", 0, scale) for scale in ("tiny", "quick"))
-        assert build(config_of(tiny)).partition.counts.tolist() == known["tiny"][skew]
-        config, labels = (
-            config_of(quick),
-            np.repeat(np.arange(10), 5_000),
-        )  # the draw depends on nothing else of the data
+        assert build(load(tiny.recipe, tiny.overrides)).partition.counts.tolist() == known["tiny"][skew]
+        config = load(quick.recipe, quick.overrides)
+        labels = np.repeat(np.arange(10), 5_000)  # the draw depends on nothing else of the data
         drawn = draw(scenarios.parse(config.scenario), labels, config.clients, config.seed, num_classes=10)
         assert drawn.counts.tolist() == known["quick"][skew]
-
-
-def config_of(cell: Cell) -> Any:
-    from fnrfl.config import load
-
-    return load(cell.recipe, cell.overrides)
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def typed(*words: str) -> tuple[int, str, str]:
