@@ -412,8 +412,10 @@ def test_an_error_in_training_stays_at_the_node(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(said, Failure) and "61.5" not in said.reason and "IndexError" not in said.reason
 
 
-def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
-    node, recipe = service(keep_runs=3), digits()
+@pytest.mark.parametrize(("keep", "kept"), [(3, ["run-1", "run-4", "run-5"]), (1, ["run-1", "run-5"])])
+def test_of_many_runs_the_folders_of_those_used_last_are_kept(keep: int, kept: list[str]) -> None:
+    """That of the new run and of the open one always."""
+    node, recipe = service(keep_runs=keep), digits()
     agreement = agree(recipe, four()).agreement
     for number in range(6):
         assert content(node.answer(begin(f"run-{number}", recipe.to_toml(), agreement))) == {}
@@ -421,4 +423,4 @@ def test_of_many_runs_the_folders_of_those_used_last_are_kept() -> None:
         if number == 1:
             node._open["run-1"] = None  # type: ignore[assignment]
     Path("runs/mine").mkdir()
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "run-1", "run-4", "run-5"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", *kept]
