@@ -330,7 +330,6 @@ def test_a_worker_that_dies_is_started_again_once(tmp_path: Path, monkeypatch: p
     there, started = WorkerLink(NodeSettings(tmp_path, {})), []
 
     def start(self: WorkerLink) -> subprocess.Popen[bytes]:
-        (tmp_path / SOCKET).unlink(missing_ok=True)
         started.append(subprocess.Popen([sys.executable, "-c", DIES_ONCE, str(tmp_path)]))
         return started[-1]
 

@@ -220,6 +220,12 @@ def test_the_number_of_steps_follows_from_the_number_of_examples(last_batch: Any
         assert training.steps(n) == plan(n, training, lambda name: generator(0, name)).steps
 
 
+@pytest.mark.parametrize(("name", "right"), [("running_var", False), ("running_mean", True)])
+def test_a_variance_is_never_negative(name: str, right: bool) -> None:
+    fields = messages.fields_like({name: torch.ones(2)})
+    assert (messages.refuse_tree({name: torch.tensor([[1.0, -1.0]])}, fields) is None) == right
+
+
 # -- any field of any message ------------------------------------------------------------------------------------------
 
 

@@ -173,6 +173,19 @@ def test_nothing_of_a_reply_is_used_that_says_it_is_not_finite(spoilt: dict[str,
     assert all(event["skipped"] == [1] and "missing" not in event for event in result.rounds)
 
 
+def test_a_request_names_what_its_client_remembered_when_the_round_began(tmp_path: Path) -> None:
+    """A node keeps that: a server that is started again goes back to it."""
+    seen: list[NodeRequest] = []
+
+    class Listening(FakeNetwork):
+        def _answers(self, client: int, letter: Any, *rest: Any) -> Any:
+            seen.append(letter)
+            return super()._answers(client, letter, *rest)
+
+    over(config("scaffold", "participation=1", "rounds=2"), tmp_path, Listening)
+    assert [(one.kept is not None, one.kept == one.memory) for one in seen] == [(False, True)] * 5 + [(True, True)] * 5
+
+
 def test_a_memory_that_was_lost_is_never_scored_as_a_newborn_one(tmp_path: Path) -> None:
     at = first_letter_of("memory", "local-only")
     with pytest.raises(FnrflError, match="it no longer has what it remembered"):
