@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import machinery
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -444,15 +445,31 @@ def test_two_folders_may_have_a_module_of_the_same_name(folder: Path, tmp_path: 
     os.chdir(folder)
 
 
-def test_what_the_program_has_imported_does_not_stand_in_for_the_file(
+def test_a_module_that_the_program_imported_stays_until_its_file_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "plain.py").write_text("x = 1\n")
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        assert __import__("plain").x == 1
-        (folder / "plain.py").write_text("x = 2\n")
-        assert fetched("plain", "x") == 2 == sys.modules["plain"].x
+    (folder / "plain.py").write_text("def f():\n    return 1\nclass C:\n    def g(self):\n        return 1\n")
+    monkeypatch.syspath_prepend(str(folder))
+    plain = __import__("plain")
+    resume = plain.f.__code__.replace(co_name="torch_dynamo_resume_in_f_at_2")
+    plain.__resume_at_2 = FunctionType(resume, vars(plain))  # what torch.compile leaves is no change of the file
+    assert fetched("plain", "f") is plain.f
+    (folder / "plain.py").write_text("def f():\n    return 1\nclass C:\n    def g(self):\n        return 2\n")
+    assert fetched("plain", "C")().g() == 2  # type: ignore[operator]
+    (folder / "other").mkdir()
+    (folder / "other" / "plain.py").write_text("f = 3\n")
+    monkeypatch.setitem(sys.modules, "plain", plain)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(folder)])
+    os.chdir("other")
+    with pytest.raises(ConfigError, match="plain is imported from"):
+        fetched("plain", "f")
+    os.chdir(folder)
+
+
+def test_a_relative_state_folder_remembers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FNRFL_STATE", "state")
+    usercode.allow("dataset.name", "nets:make")
+    assert list(Path("state/trusted").iterdir())
 
 
 def test_code_that_changes_after_it_was_allowed_is_not_run(folder: Path) -> None:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from importlib import machinery
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError, ShareableError
 from fnrfl.core.words import did_you_mean
@@ -32,6 +32,7 @@ KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metric
 COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data
 WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
+ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a function that it broke into its module
 _MISSING = object()
 _import_lock = threading.RLock()
 _allowed: set[tuple[str, str, str | None]] = set()  # (key, words, sha256), in this process
@@ -205,7 +206,8 @@ def _permission(key: str, words: str, sha256: str | None) -> Path | None:
     """Return the file that remembers an answer, named by hashes; None without source or a place for such files."""
     home = os.environ.get("HOME", "~") and os.path.expanduser("~/.local/state")
     base = os.environ.get("XDG_STATE_HOME", "")
-    state = os.environ.get("FNRFL_STATE") or os.path.join(base if os.path.isabs(base) else home, "fnrfl")
+    chosen = os.environ.get("FNRFL_STATE")
+    state = os.path.abspath(chosen) if chosen else os.path.join(base if os.path.isabs(base) else home, "fnrfl")
     asked = hashlib.sha256(f"{key}\n{words}".encode("utf-8", "surrogatepass")).hexdigest()
     return Path(state, "trusted", f"{asked[:32]}-{sha256}.json") if sha256 and os.path.isabs(state) else None
 
@@ -274,13 +276,16 @@ def _imported(source: CodeSource) -> ModuleType:
 
 
 def _executed(source: CodeSource) -> ModuleType:
-    """Return a module that runs the very source, whoever has imported it before from other source or from bytecode.
+    """Return a module that runs the very source, also where a package has imported it from bytecode.
 
-    A module of an installed package stays as the program has imported it.
+    What the program itself has imported stays the same object, unless its file has changed since then.
     """
     module = sys.modules.get(source.module)
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    if module is not None and isinstance(loader, _SourceLoader) and loader.source == source:
+    if isinstance(loader, _SourceLoader):
+        if module is not None and loader.source == source:
+            return module
+    elif module is not None and source.folder is not None and _runs_source(module, source):
         return module
     above, _, name = source.module.rpartition(".")
     package = importlib.import_module(above) if above else None
@@ -297,6 +302,24 @@ def _executed(source: CodeSource) -> ModuleType:
     if package is not None:
         setattr(package, name, module)
     return sys.modules[source.module]
+
+
+def _runs_source(module: ModuleType, source: CodeSource) -> bool:
+    """Return whether the functions and methods of an imported module are those of the source; refuse another file's."""
+    origin = getattr(module, "__file__", None)
+    if not _is_one_file(origin, source.place):
+        raise ConfigError(
+            f"The module {source.module} is imported from {origin or 'elsewhere'} already, not from {source.place}. "
+            "Start a new process, or rename one of them."
+        )
+    codes = [_SourceLoader(source).get_code(source.module)]
+    for code in codes:  # it grows: functions within functions
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    classes = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)
+    members = (member for one in (module, *classes) for member in vars(one).values())
+    functions = (getattr(member, "__func__", member) for member in members)
+    here = [one.__code__ for one in functions if isinstance(one, FunctionType) and one.__module__ == module.__name__]
+    return all(code in codes for code in here if not code.co_name.startswith(ADDED_BY_TORCH))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
