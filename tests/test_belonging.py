@@ -122,9 +122,10 @@ CHANGES: dict[Callable[[Path], object], tuple[str, ...]] = {
     ),
     edit_config_and_log: ("client.lr is 0.5 in its config.toml and 0.05 in the grid",),
     lambda out: shutil.copy(out / "feddf-seed-0/events.jsonl", out / "fedavg-seed-0/events.jsonl"): (
-        "out/fedavg-seed-0/config.toml is not the config that the run was begun with",
+        "out/fedavg-seed-0/config.toml is damaged",
+        "not the config that the run was begun with",
     ),
-    edit_split: ("out/feddf-seed-0/partition.json is not the split that the run was begun with",),
+    edit_split: ("out/feddf-seed-0/partition.json is damaged", "not the split that the run was begun with"),
     split_as_another_version: ("out/fedavg-seed-0 and out/feddf-seed-0 have different splits of the same data",),
     run_with_other_data: ("out/fedavg-seed-0 and out/feddf-seed-1 are of different data",),
 }

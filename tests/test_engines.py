@@ -97,8 +97,10 @@ def test_leaves_and_rebuilt_are_inverse_whoever_was_put_in_first() -> None:
     one, other = tree_of("a", "b", "g"), tree_of("g", "b", "a")
     leaves = trees.leaves(one)
     assert [*map(id, leaves)] == [*map(id, trees.leaves(other))] and len(leaves) == 13
-    for again in (trees.rebuilt(one, iter(leaves)), trees.rebuilt(other, iter(leaves)), trees.mapped(lambda t: t, one)):
-        assert _pytree.tree_structure(again) == _pytree.tree_structure(one)
+    for like in (one, other):
+        again = trees.rebuilt(like, iter(leaves))
+        assert _pytree.tree_structure(again) == _pytree.tree_structure(like)
+        assert _pytree.tree_structure(trees.mapped(lambda t: t, like)) == _pytree.tree_structure(like)
         assert [*map(id, trees.leaves(again))] == [*map(id, leaves)]
     doubled = trees.leaves(trees.mapped(lambda a, b: a + b, one, other))
     assert all(torch.equal(two, 2 * one) for one, two in zip(leaves, doubled, strict=True))

@@ -128,8 +128,8 @@ def test_a_client_takes_no_tensors_of_its_own(kind: str) -> None:
 
 def test_names_of_clients_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, config, names = 500, crowd("natural", 500), list[str]()
-    key = natural._sort_key
-    monkeypatch.setattr(natural, "_sort_key", lambda name: names.append(name) or key(name))
+    key = natural.sort_key
+    monkeypatch.setattr(natural, "sort_key", lambda name: names.append(name) or key(name))
     build(config)
     assert len(names) == clients
 
