@@ -35,7 +35,7 @@ PAGE = """
     model.init client.class_weights
     public.source public.size public.ranking public.distill validation.size
     engine.name engine.precision engine.deterministic engine.clients_at_once engine.threads engine.accelerate
-    client.clip_update network.on_missing network.min_share network.max_share network.train_deadline
+    client.clip_update client.schedule network.on_missing network.min_share network.max_share network.train_deadline
     network.refine_deadline    network.measure_deadline network.retries network.address network.cpus network.gpus
     leaks.public_is_test leaks.norm_pass_train_mode leaks.constant_penalty leaks.clean_test_for_fnr
 """
@@ -72,7 +72,7 @@ def test_keys_are_described_in_words() -> None:
     lr, distill, optimizer = keys["client.lr"], keys["public.distill"], keys["client.optimizer"]
     assert (lr.type_name, lr.default, lr.range, lr.rule) == ("float", 0.01, "> 0", "a number > 0")
     assert (distill.type_name, distill.range) == ('float | "auto"', ">= 0 and < 1")
-    assert (optimizer.type_name, optimizer.rule) == ('"sgd" | "adam"', '"sgd" or "adam"')
+    assert (optimizer.type_name, optimizer.rule) == ('"sgd" | "adam" | "adamw"', '"sgd", "adam" or "adamw"')
 
 
 def test_the_client_section_is_the_training_that_steps_take() -> None:
@@ -81,7 +81,7 @@ def test_the_client_section_is_the_training_that_steps_take() -> None:
     for t in (0, 2):
         engine.begin(t)
         steps = {f.name: getattr(chosen.client, f.name) for f in dataclasses.fields(Training)}
-        assert engine.training == Training(**steps | {"lr": 0.5 * 0.5**t, "lr_decay": 1.0})
+        assert engine.training == Training(**steps | {"lr": 0.5 * 0.5**t, "lr_decay": 1.0, "rounds": 0})
 
 
 def test_the_fnr_section_is_what_fnr_takes() -> None:
@@ -315,7 +315,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "client.lr=nan": ("client.lr = nan", "> 0"), "client.lr=inf": ("client.lr = inf",), "client.momentum=1": ("= 1 ",),
     "client.lr=[1.5]": ("client.lr = [1.5]", "a number > 0"), "client.lr={}": ("client.lr = {}", "(default 0.01)"),
     "client={lr={}}": ("client.lr = {}",), "name={}": ("name = {}", "text"),
-    "client.optimizer=sdg": ('"sdg"', '"sgd" or "adam"', '(default "sgd")'),
+    "client.optimizer=sdg": ('"sdg"', '"sgd", "adam" or "adamw"', '(default "sgd")'),
     "client.nonfinite=ignore": ('"ignore"', '"fail" or "skip"'), "engine.deterministic=1": ("= 1 ", "true or false"),
     "engine.threads=0": ("engine.threads = 0", 'a whole number >= 1 or "auto"'),
     "public.size=1.0": ("public.size = 1.0", "a number >= 0 and < 1 or a whole number >= 0"),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from fnrfl.core import optim
 from fnrfl.core.algorithm import Objective
+from fnrfl.core.errors import ConfigError
 from fnrfl.core.fold import _Totals
 from fnrfl.core.net import Net
 from fnrfl.core.step import Carry, Gradient, by_autograd, by_transform, local_step
+from fnrfl.core.training import canonical_schedule
 from fnrfl.core.types import Batch, Flat, Folded, Replies, State, Training, Tree, fold
 from mutants import mutants
 from toys import Plain, assert_near, distance
@@ -19,6 +27,7 @@ TRAINING = {
     "sgd": Training(lr=0.1, momentum=0.0, weight_decay=0.0),
     "momentum": Training(lr=0.1, momentum=0.9, weight_decay=0.05),
     "adam": Training(optimizer="adam", lr=0.1, weight_decay=0.05),
+    "adamw": Training(optimizer="adamw", lr=0.1, weight_decay=0.05),
 }
 
 
@@ -47,12 +56,9 @@ def test_a_step_is_torchs(name: str, as_tensor: bool, gradient: Gradient) -> Non
 
     theirs = params.clone().requires_grad_()
     options = {"lr": training.lr, "weight_decay": training.weight_decay}
-    adam = training.optimizer == "adam"
-    optimiser: torch.optim.Optimizer = (
-        torch.optim.Adam([theirs], **options)
-        if adam
-        else torch.optim.SGD([theirs], momentum=training.momentum, **options)
-    )
+    makers: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    maker = makers.get(training.optimizer, partial(torch.optim.SGD, momentum=training.momentum))
+    optimiser: torch.optim.Optimizer = maker([theirs], **options)
     for _ in range(10):
         lr = torch.tensor(training.lr, dtype=torch.float64) if as_tensor else training.lr
         loss = local_step(net, Leaning(), training, carry, start, batch, {"lean": lean}, {}, lr, gradient)
@@ -62,6 +68,67 @@ def test_a_step_is_torchs(name: str, as_tensor: bool, gradient: Gradient) -> Non
         optimiser.step()
         assert distance(loss, wanted.detach()) < 1e-12
         assert distance(carry.params, theirs.detach()) < 1e-10
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_frozen_parameters_stay(optimizer: str) -> None:
+    training = Training(optimizer=optimizer, lr=0.1, weight_decay=0.5)  # type: ignore[arg-type]
+    net = Net(Plain().double(), torch.ones(2, 12, dtype=torch.float64))
+    params, buffers = net.flatten()
+    name = next(iter(net.shapes))
+    batch = Batch(torch.ones(2, 12).double(), torch.arange(2), torch.arange(2))
+    carry = Carry.new(training, params, buffers)
+    frozen = replace(training, frozen=frozenset({name}))
+    local_step(net, Objective(), frozen, carry, State(params, buffers), batch, {}, {}, 0.1, by_autograd)
+    moved = carry.params != params
+    assert not moved[net.mask(frozenset({name}))].any()
+    assert moved.any()
+
+
+WARM = torch.optim.lr_scheduler.LinearLR
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12),
+    "step(4, 0.1)": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.1),
+    "warmup(3) + cosine": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [WARM(o, 0.25, total_iters=3), torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)], [3]
+    ),
+    "warmup(3) + step(4, 0.1)": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [WARM(o, 0.25, total_iters=3), torch.optim.lr_scheduler.StepLR(o, 4, 0.1)], [3]
+    ),
+    "warmup(3)": lambda o: WARM(o, 0.25, total_iters=3),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_are_torchs(schedule: str) -> None:
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    theirs, ours = SCHEDULES[schedule](optimiser), Training(lr=0.5, schedule=schedule, rounds=12)
+    for t in range(12):
+        assert ours.in_round(t).lr == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-6), t
+        assert ours.in_round(t).in_round(t + 1).lr == ours.in_round(t).lr
+        optimiser.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("Warmup( 2 )+Cosine", "warmup(2) + cosine"),
+        ("warmup(2)", "warmup(2)"),
+        ("step(5,.5)", "step(5, 0.5)"),
+        ("constant",) * 2,
+    ],
+)
+def test_equal_schedules_are_written_alike(text: str, written: str) -> None:
+    assert canonical_schedule(text) == written == canonical_schedule(written)
+
+
+@pytest.mark.parametrize(
+    "text", [" ", "linear", "step", "step(0, 0.1)", "step(5, 2)", "cosine + warmup(2)", "+ cosine", "warmup(2) +"]
+)
+def test_other_schedules_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        canonical_schedule(text)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -142,6 +209,14 @@ MUTANTS = [
         adam_without_second_correction=("memory['second'] / (1 - ADAM_BETA2 ** count)", "memory['second']"),
         adam_first_moment_swapped=("1 - ADAM_BETA1", "ADAM_BETA1"),
         adam_second_moment_swapped=("1 - ADAM_BETA2", "ADAM_BETA2"),
+        adamw_without_decay=("decayed is not None", "False"),
+    ),
+    *mutants(
+        Training._scheduled,
+        warm_up_is_full_at_once=("t + 1", "t + 2"),
+        cosine_turned=("1 + math.cos(...)", "1 - math.cos(...)"),
+        cosine_ends_late=("self.rounds - warmup", "self.rounds"),
+        steps_ignore_warm_up=("(t - warmup) // every", "t // every"),
     ),
     *mutants(
         optim.travel,
@@ -153,6 +228,8 @@ MUTANTS = [
     *mutants(
         local_step,
         weight_decay_sign=("alpha=training.weight_decay", "alpha=-training.weight_decay"),
+        adamw_decays_the_gradient=("training.weight_decay and decayed is None", "training.weight_decay"),
+        adamw_decays_the_frozen=("decayed.masked_fill(net.mask(training.frozen), 0.0)", "decayed"),
         no_correction=("grad = objective.correct(grad, carry.params, start.params, shared, own)", "pass"),
     ),
 ]

@@ -21,7 +21,7 @@ class PublicFinetune(FedAvg):
     epochs: int = option(5, "passes of the server over the public data in a round", ge=0)
     batch: int = option(32, "examples per step", ge=1)
     lr: float | Literal["client"] = option("client", "learning rate; client: the local one", gt=0.0)
-    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser, a fresh one each round")
+    optimizer: Literal["client", "sgd", "adam", "adamw"] = option("client", "optimiser, a fresh one each round")
     batchnorm: Literal["frozen", "batch", "updating"] = option(
         "updating", "updating: train mode; batch: batch statistics, none stored; frozen: eval mode"
     )

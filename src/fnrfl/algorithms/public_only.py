@@ -22,7 +22,7 @@ class PublicOnly(Algorithm):
     epochs: int = option(5, "passes over the public data in a round", ge=0)
     batch: int = option(32, "examples per step", ge=1)
     lr: float | Literal["client"] = option("client", "learning rate; client: the local one", gt=0.0)
-    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser, a fresh one each round")
+    optimizer: Literal["client", "sgd", "adam", "adamw"] = option("client", "optimiser, a fresh one each round")
 
     def round(self, state: State, cohort: Tensor, engine: Engine) -> State:
         training = engine.training.but(epochs=self.epochs, batch=self.batch, lr=self.lr, optimizer=self.optimizer)

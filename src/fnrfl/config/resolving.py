@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,10 +17,15 @@ from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refus
 from fnrfl.config.schema import MethodOptions, RunConfig
 from fnrfl.config.typed import FlatValues, Overrides, PassedLabel, as_known, shortened, show_value
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.training import canonical_class_weights
+from fnrfl.core.training import canonical_class_weights, canonical_schedule
 from fnrfl.core.words import choices
 
 EXAMPLE = "digits"
+CANONICAL = {  # keys whose text has a grammar: equal ones are written alike
+    "scenario": schema.canonical,
+    "client.class_weights": canonical_class_weights,
+    "client.schedule": canonical_schedule,
+}
 
 
 def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: bool = False) -> RunConfig:
@@ -114,7 +120,7 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     values, wrong = _checked(schema.default_values(given, known) | given, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
-    for key, canonical in (("scenario", schema.canonical), ("client.class_weights", canonical_class_weights)):
+    for key, canonical in CANONICAL.items():
         try:
             values[key] = canonical(values[key])
         except ConfigError as error:
@@ -159,6 +165,7 @@ def _typed(values: FlatValues, refining: bool) -> RunConfig:
     method = tree["algorithm"]
     sections = {name: cls(**tree[name]) for name, cls in schema.section_classes().items() if name != "algorithm"}
     sections |= {"algorithm": MethodOptions(name=method.pop("name"), options=method)}
+    sections["client"] = replace(sections["client"], rounds=tree["rounds"])
     return schema.RunConfig(**tree | sections | ({} if refining else {"fnr": None}))
 
 

@@ -128,12 +128,14 @@ def local_step(
         _remember(carry, buffers)
         return value
     grad, value, buffers = gradient(loss, carry.params)
-    if training.weight_decay:  # coupled: part of the raw gradient
+    decayed = carry.params if training.weight_decay and training.optimizer == "adamw" else None
+    if training.weight_decay and decayed is None:  # coupled: part of the raw gradient
         grad = grad.add(carry.params, alpha=training.weight_decay)
     grad = objective.correct(grad, carry.params, start.params, shared, own)
     if training.frozen:
         grad = grad.masked_fill(net.mask(training.frozen), 0.0)
-    optim.update(training, lr, carry.params, grad, carry.memory)
+        decayed = None if decayed is None else decayed.masked_fill(net.mask(training.frozen), 0.0)
+    optim.update(training, lr, carry.params, grad, carry.memory, decayed)
     shift = objective.shift(lr, shared, own)
     if shift is not None:
         carry.params.add_(shift.masked_fill(net.mask(training.frozen), 0.0) if training.frozen else shift)

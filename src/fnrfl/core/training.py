@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Literal
 
@@ -37,14 +38,47 @@ def canonical_class_weights(text: str) -> str:
     return word if word in (NONE, BALANCED) else ", ".join(map(repr, read_class_weights(text)))
 
 
+SCHEDULE = re.compile(r"(?:warmup\((\d+)\))?\+?(constant|cosine|step\((\d+),(0?\.\d+|1)\))?")
+
+
+def read_schedule(text: str) -> tuple[int, str, int, float]:
+    """Read a schedule of the learning rate: rounds of warm-up, its shape, and every how many rounds which factor.
+
+    >>> read_schedule("warmup(5) + step(20, 0.1)")
+    (5, 'step', 20, 0.1)
+    """
+    words = text.lower().replace(" ", "")
+    found = SCHEDULE.fullmatch(words)
+    if not words or found is None or words.startswith("+") or words.endswith("+") or found[3] == "0":
+        raise ConfigError(
+            f'client.schedule = "{text[:100]}" is not allowed: it must be constant, cosine or step(ROUNDS, FACTOR), '
+            'where warmup(ROUNDS) may come first, as in "warmup(5) + cosine" or "step(20, 0.1)".'
+        )
+    return int(found[1] or 0), (found[2] or "constant").partition("(")[0], int(found[3] or 1), float(found[4] or 1)
+
+
+def canonical_schedule(text: str) -> str:
+    """Return the schedule as it is always written, so that equal ones are equal configs."""
+    warmup, shape, every, factor = read_schedule(text)
+    shape = f"step({every}, {factor!r})" if shape == "step" else shape
+    if warmup:
+        return f"warmup({warmup})" + (f" + {shape}" if shape != "constant" else "")
+    return shape
+
+
 @dataclass(frozen=True)
 class Training:
     """How a client takes its steps: the `[client]` section for local training, part of `[fnr]` for refinement."""
 
-    optimizer: Literal["sgd", "adam"] = option("sgd", "new each round")
+    optimizer: Literal["sgd", "adam", "adamw"] = option(
+        "sgd", "new each round; adamw: weight decay beside the gradient"
+    )
     lr: float = option(0.01, "learning rate", gt=0)
     _: KW_ONLY
     lr_decay: float = option(1.0, "factor on the learning rate per round", gt=0, le=1)
+    schedule: str = option(
+        "constant", "of the learning rate over rounds: constant, cosine or step(20, 0.1); also warmup(5) + cosine"
+    )
     momentum: float = option(0.9, "of sgd", ge=0, lt=1)
     weight_decay: float = option(1e-5, "added to the gradient", ge=0)
     batch: int = option(64, "examples per step", ge=1)
@@ -56,6 +90,7 @@ class Training:
     frozen: frozenset[str] = frozenset()  # parameters that stay as they are
     clip_update: float = 0.0  # of private training; 0: no bound
     class_weights: str = NONE  # in the cross-entropy of steps on the client's own data
+    rounds: int = 0  # of the whole run, where the cosine ends
 
     def but(self, **options: object) -> Training:
         """The same with other options; "client" leaves one as it is."""
@@ -75,9 +110,19 @@ class Training:
         )  # fmt: skip
 
     def in_round(self, t: int) -> Training:
-        """The same at the learning rate of round t, counted from 0; that rate decays no more."""
+        """The same at the learning rate of round t, counted from 0; that rate changes no more."""
         steps = Training(**{field.name: getattr(self, field.name) for field in fields(Training)})
-        return replace(steps, lr=self.lr * self.lr_decay**t, lr_decay=1.0)
+        lr = self.lr * self.lr_decay**t * self._scheduled(t)
+        return replace(steps, lr=lr, lr_decay=1.0, schedule="constant", rounds=0)
+
+    def _scheduled(self, t: int) -> float:
+        """Return the factor of the schedule in round t: after warm-up 1, then what its shape says."""
+        warmup, shape, every, factor = read_schedule(self.schedule)
+        if t < warmup:
+            return (t + 1) / (warmup + 1)
+        if shape == "cosine":
+            return (1 + math.cos(math.pi * (t - warmup) / max(self.rounds - warmup, 1))) / 2
+        return factor ** ((t - warmup) // every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +167,9 @@ class FnrOptions:
     epochs: int = option(5, "passes over the public data", ge=0)
     batch: int = option(32, "examples per refinement step", ge=1)
     lr: float | Literal["client"] = option("client", "learning rate of refinement; client: the local one", gt=0.0)
-    optimizer: Literal["client", "sgd", "adam"] = option("client", "optimiser of refinement; always a fresh one")
+    optimizer: Literal["client", "sgd", "adam", "adamw"] = option(
+        "client", "optimiser of refinement; always a fresh one"
+    )
     batchnorm: BatchNormMode = option(
         "updating", "updating: train mode, the paper's code; batch: batch statistics, none stored; frozen: eval mode"
     )
