@@ -260,6 +260,15 @@ def test_sites_are_scored_on_the_test_data_that_they_brought(algorithm: str, noi
         module = result.client_model(name) if algorithm == "local-only" else result.model
         answers = module(data.test.x[mine].float()).argmax(1)
         assert last["per_site"][client] == pytest.approx(float((answers == data.test.y[mine]).double().mean()))
+    aside, judged = divided(config)[2], []
+    for name, mine in zip(result.clients, aside.site_validation, strict=True):
+        own = aside.validation.take(mine)
+        if noise or not len(mine):
+            continue
+        module = result.client_model(name) if algorithm == "local-only" else result.model
+        judged.append(float((module(own.x.float()).argmax(1) == own.y).double().mean()))
+    assert sum(map(len, aside.site_validation)) == len(aside.validation) > 0
+    assert noise or last["validation_own"] == pytest.approx(np.mean(judged))
     known = [value for value in last["per_site"] if value is not None]
     assert last["accuracy_site"] == pytest.approx(sum(known) / 3)
     assert result.last("worst_site") == min(known) == result.summary()["worst_site"]

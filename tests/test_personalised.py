@@ -29,6 +29,8 @@ from fnrfl.core.rng import generator
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import load as load_data
 from fnrfl.rundir import checkpoint, record
+from fnrfl.rundir.events import Event
+from fnrfl.runs.metrics import RunMetrics
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.result import Result
 from fnrfl.runs.setup.build import Built, build
@@ -268,3 +270,31 @@ def test_clients_learn_their_own_distribution(method: str, engine: str) -> None:
     last = fnrfl.run("digits", out=None, **keys).rounds[-1]
     assert last["accuracy"] > 0.25
     assert last["accuracy_own"] > max(0.7, last["accuracy"])
+
+
+def test_each_client_is_judged_on_its_own_validation_data_too(tmp_path: Path) -> None:
+    """By its own model, on its own mixture of classes and under its own noise."""
+    result, built, models = by_hand(tmp_path / "run", "local-only", validation={"size": 0.2}, scenario=NOISY)
+    x, y = scaled(built.splits.validation.x, torch.float32), built.splits.validation.y
+    mine = []
+    for client, model in enumerate(models):
+        seen = built.noise(client, x, generator(0, client, "validation", "feature-noise"))
+        mine.append(own_share(built, client, right(model, seen, y), y))
+    found = result.rounds[-1]["validation_own"]
+    assert found == pytest.approx(np.mean(mine), abs=1e-9)
+    assert found > result.rounds[-1]["validation_accuracy"] + 0.1  # what a client does best is its own classes
+
+
+class Rounds(RunMetrics):
+    def __init__(self, rounds: list[Event]) -> None:
+        self.rounds = rounds
+
+
+def test_best_is_judged_by_the_validation_data_of_its_metric() -> None:
+    numbers = {"accuracy": (0.1, 0.2, 0.3), "accuracy_own": (0.4, 0.5, 0.6), "auc": (0.7, 0.8, 0.9)}
+    judges = {"validation_accuracy": (0.9, 0.9, 0.1), "validation_own": (0.1, 0.2, None)}
+    rounds = [{name: values[at] for name, values in (numbers | judges).items()} for at in range(3)]
+    assert [Rounds(rounds).best(name) for name in numbers] == [0.1, 0.5, 0.7]
+    older = [{name: value for name, value in event.items() if name != "validation_own"} for event in rounds]
+    assert Rounds(older).best("accuracy_own") == 0.4
+    assert Rounds([event | dict.fromkeys(judges) for event in rounds]).best("auc") is None

@@ -84,6 +84,7 @@ class RoundRecord(TypedDict):
     worst_client: NotRequired[Share]
     worst_site: NotRequired[Share]
     validation_accuracy: Share
+    validation_own: NotRequired[Share]
     confusion: NotRequired[list[list[int]] | None]
     own_metrics: NotRequired[dict[str, Share]]
     bytes: dict[str, dict[str, int]]

@@ -105,10 +105,7 @@ def divide(
     else:
         none = np.arange(0)
         carved = Carved(none, none, none, sizes["ranking"], sizes["distill"], config.seed)
-    site_tests: Sequence[np.ndarray] = []  # positions of each client's own, where the scenario takes those of the data
-    if partition.ids is not None and dataset.test_clients is not None:
-        numbers = natural.client_numbers(dataset.test_clients, partition.ids)
-        site_tests = natural.positions_by_number(numbers, len(partition.ids))
+    held = dataset.train_clients and [dataset.train_clients[at] for at in carved.validation]
     splits = Splits.build(
         dataset,
         carved,
@@ -116,12 +113,20 @@ def divide(
         public=elsewhere,
         leak_public_is_test=config.leaks.public_is_test,
         public_to=algorithm.public_to,
-        site_tests=site_tests,
+        site_tests=_brought_by(partition, dataset.test_clients),
+        site_validation=_brought_by(partition, held),
     )
     if dataset.train.x.is_meta:  # a site's own examples, and the public ones that it is given
         held = [int(own) + len(given) for own, given in zip(partition.sizes, splits.clients, strict=True)]
         splits = replace(splits, clients=tuple(torch.empty(n, dtype=torch.int64, device="meta") for n in held))
     return partition, splits
+
+
+def _brought_by(partition: Partition, holders: Sequence[str] | None) -> Sequence[np.ndarray]:
+    """Return the positions of each client's examples, where the scenario takes the clients of the data; else none."""
+    if partition.ids is None or not holders:
+        return []
+    return natural.positions_by_number(natural.client_numbers(holders, partition.ids), len(partition.ids))
 
 
 def learns_from_public(algorithm: Algorithm) -> bool:

@@ -11,6 +11,8 @@ from fnrfl.rundir.events import Event
 MIB = 2**20
 OWN = "own_metrics"  # a round's values of metrics of the user's own, by name
 LOWEST = {"worst_client": "per_client", "worst_site": "per_site"}  # of which list of shares a metric is the lowest
+# Metrics about clients, each on its own data: validation judges them likewise.
+OF_CLIENTS = ("accuracy_own", "worst_client", "accuracy_site", "accuracy_site_pooled", "worst_site")
 LOOKING = ("evaluate", "observe")  # phases of looking at models, which are no part of training
 
 
@@ -44,8 +46,11 @@ class RunMetrics:
 
     def best(self, metric: str) -> float | None:
         """Return a number after the round that was best on validation data; None without such data."""
-        judged = [event for event in self.rounds if event["validation_accuracy"] is not None]
-        return of_round(max(judged, key=lambda e: float(e["validation_accuracy"])), metric) if judged else None
+        for judge in (validation_metric(metric), "validation_accuracy"):  # which alone older logs have
+            judged = [event for event in self.rounds if of_round(event, judge) is not None]
+            if judged:
+                return of_round(max(judged, key=lambda event: float(event[judge])), metric)
+        return None
 
     @property
     def accuracy_last3(self) -> float:
@@ -101,6 +106,11 @@ class RunMetrics:
     def rho(self) -> float | None:
         """Accuracy * 1e4 per MiB of traffic; None where nothing was sent."""
         return self.accuracy * 1e4 / self.mib[-1] if self.mib[-1] else None
+
+
+def validation_metric(metric: str) -> str:
+    """Name the number of a round that decides on validation data where the test set is judged by this metric."""
+    return "validation_own" if metric in OF_CLIENTS else "validation_accuracy"
 
 
 def of_round(event: Event, metric: str) -> float | None:

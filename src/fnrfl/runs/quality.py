@@ -210,6 +210,7 @@ TEST_METRICS = {
         _of_a_run("accuracy_site_pooled", "accuracy on the test examples that clients brought, all together"),
         _of_a_run("worst_site", "the lowest accuracy of a client on the test examples that it brought"),
         _of_a_run("validation_accuracy", "share of right answers on validation data"),
+        _of_a_run("validation_own", "mean over clients, each on its own validation data"),
     )
 }  # fmt: skip
 NUMBER_METRICS = tuple(name for name, metric in TEST_METRICS.items() if metric.shape == "number")

@@ -125,7 +125,7 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
     noisy = built.partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
     keep, drawn = _keeps_outputs(built, last=last), (built.partition, config.seed)
 
-    def by_client(x: Tensor, y: Tensor, name: str | None = None) -> list[Score]:
+    def by_client(x: Tensor, y: Tensor, keep: bool, name: str | None = None) -> list[Score]:
         """Score each client's model, with its noise over the data if that has a name."""
 
         def score(net: Net, client: int) -> Score:
@@ -135,28 +135,28 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
 
         return built.engine.each(config.clients, score)
 
-    def clean(part: Part) -> list[Score]:
-        return by_client(part.x, part.y) if personal else [_in_batches(built, state, part, keep=keep)]
+    def clean(part: Part, keep: bool) -> list[Score]:
+        return by_client(part.x, part.y, keep) if personal else [_in_batches(built, state, part, keep=keep)]
 
-    def seen_together(name: str, part: Part) -> list[Score]:
-        if not noisy:
-            return clean(part)
-        if not personal:
-            return by_client(part.x, part.y, name)
-        return by_client(mixed_noise(*drawn, name, scaled(part.x, built.net.input_dtype)), part.y)
+    def seen(name: str, part: Part, keep: bool = False) -> tuple[list[Score], list[Score]]:
+        """Score the models on data as the clients see it together, and as each client sees it."""
+        mine = by_client(part.x, part.y, keep, name) if noisy else clean(part, keep)
+        if not (noisy and personal):
+            return mine, mine
+        return by_client(mixed_noise(*drawn, name, scaled(part.x, built.net.input_dtype)), part.y, keep), mine
 
-    test = seen_together("test", splits.test)
-    mine = by_client(splits.test.x, splits.test.y, "test") if personal and noisy else test
-    validation = pooled(seen_together("validation", splits.validation)).accuracy if len(splits.validation) else None
+    test, mine = seen("test", splits.test, keep)
     shares = built.partition.counts / built.partition.counts.sum(1, keepdims=True)
-    if len(mine) == 1:
-        per_client = mine[0].reweighted(shares)
-    else:
-        per_client = np.array([score.reweighted(share) for score, share in zip(mine, shares, strict=True)])
-    whole = pooled(test)
+    per_client, whole = _on_own_classes(mine, shares), pooled(test)
+    validation, validation_own = None, None
+    if len(splits.validation):
+        together, each = seen("validation", splits.validation)
+        brought = splits.site_validation
+        validation = pooled(together).accuracy
+        validation_own = _mean(_per_site(each, brought)[0] if len(brought) else _on_own_classes(each, shares))
     return {
         "accuracy": whole.accuracy,
-        **({"accuracy_clean": pooled(clean(splits.test)).accuracy} if noisy else {}),
+        **({"accuracy_clean": pooled(clean(splits.test, keep=False)).accuracy} if noisy else {}),
         **site_scores(mine, splits.site_tests, last=last),
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
@@ -164,6 +164,7 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
         "accuracy_own": _mean(per_client),
         **_by_client("per_client", "worst_client", per_client, last=last),
         "validation_accuracy": validation,
+        "validation_own": validation_own,
         **_metrics(whole, built.metrics, last=last),
     }
 
@@ -183,19 +184,31 @@ def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], *, last: 
     """
     if not len(site_tests):
         return {}
-    tests = Ragged.joined(site_tests, torch.cat)
+    per_site, hits = _per_site(scores, site_tests)
+    return {
+        "accuracy_site": _mean(per_site),
+        "accuracy_site_pooled": _mean(hits),
+        **_by_client("per_site", "worst_site", per_site, last=last),
+    }
+
+
+def _per_site(scores: Sequence[Score], brought: Sequence[Tensor]) -> tuple[Floats, Floats]:
+    """Return the accuracy of each client on what it brought, nan for nothing, and 1 for each right answer, else 0."""
+    tests = Ragged.joined(brought, torch.cat)
     if len(scores) == 1:
         right = (scores[0].predicted == scores[0].labels)[tests.flat]
     else:
         right = torch.cat([(one.predicted == one.labels)[own] for one, own in zip(scores, tests, strict=True)])
     owner, hits = np.arange(len(tests)).repeat(tests.sizes), right.double().numpy()
     with np.errstate(invalid="ignore"):
-        per_site = np.bincount(owner, hits, minlength=len(tests)) / tests.sizes
-    return {
-        "accuracy_site": _mean(per_site),
-        "accuracy_site_pooled": _mean(hits),
-        **_by_client("per_site", "worst_site", per_site, last=last),
-    }
+        return np.bincount(owner, hits, minlength=len(tests)) / tests.sizes, hits
+
+
+def _on_own_classes(scores: Sequence[Score], shares: Floats) -> Floats:
+    """Return the accuracy on each client's mixture of classes, [N]: of its own model, or of the one that all have."""
+    if len(scores) == 1:
+        return scores[0].reweighted(shares)
+    return np.array([score.reweighted(share) for score, share in zip(scores, shares, strict=True)])
 
 
 def _by_client(name: str, lowest: str, values: Floats, *, last: bool) -> Event:

@@ -41,6 +41,7 @@ class Splits:
     public_to: PublicTo = "nobody"
     set_aside: Mapping[str, np.ndarray] = field(default_factory=dict)  # of `train`, by position: public, validation
     site_tests: Sequence[Tensor] = ()  # of `test`, what each client brought, by position; empty if nobody says it
+    site_validation: Sequence[Tensor] = ()  # of `validation`, likewise
 
     @classmethod
     def build(
@@ -53,6 +54,7 @@ class Splits:
         leak_public_is_test: bool = False,
         public_to: PublicTo = "nobody",
         site_tests: Sequence[np.ndarray] = (),
+        site_validation: Sequence[np.ndarray] = (),
     ) -> Splits:
         """Put a carved and partitioned data set together; `positions` says which of `carved.rest` each client holds.
 
@@ -89,7 +91,8 @@ class Splits:
             num_classes=dataset.num_classes,
             public_to=public_to,
             set_aside={"public": carved.public, "validation": carved.validation},
-            site_tests=Ragged.joined(site_tests, np.concatenate).mapped(torch.from_numpy) if len(site_tests) else (),
+            site_tests=_as_tensors(site_tests),
+            site_validation=_as_tensors(site_validation),
         )
 
     @property
@@ -113,6 +116,10 @@ class Splits:
         ]
         listed |= {f"{name}_positions": positions.tolist() for name, positions in self.set_aside.items()}
         return {**listed, "sha256": splits_hash(listed)}
+
+
+def _as_tensors(positions: Sequence[np.ndarray]) -> Sequence[Tensor]:
+    return Ragged.joined(positions, np.concatenate).mapped(torch.from_numpy) if len(positions) else ()
 
 
 def splits_hash(listed: Mapping[str, object]) -> str:

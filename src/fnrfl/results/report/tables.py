@@ -94,7 +94,7 @@ def measure(metric: Metric, name: str = "", value: Callable[[Run], float | None]
     return column, value or (lambda run: run.last(metric.name)), lambda number: in_cell(number, metric)
 
 
-SHARES = [metric for metric in TEST_METRICS.values() if metric.share and metric.name != "validation_accuracy"]
+SHARES = [metric for metric in TEST_METRICS.values() if metric.share and not metric.name.startswith("validation")]
 COSTS: tuple[RunMeasure, ...] = (
     (Column("MiB up", "from clients, all rounds"), lambda run: run.bytes_up / MIB, _size),
     (Column("MiB down", "to clients, all rounds"), lambda run: run.bytes_down / MIB, _size),
