@@ -312,14 +312,20 @@ def _runs_source(module: ModuleType, source: CodeSource) -> bool:
             f"The module {source.module} is imported from {origin or 'elsewhere'} already, not from {source.place}. "
             "Start a new process, or rename one of them."
         )
-    codes = [_SourceLoader(source).get_code(source.module)]
-    for code in codes:  # it grows: functions within functions
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    codes = _codes_of(source)
     classes = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)
     members = (member for one in (module, *classes) for member in vars(one).values())
     functions = (getattr(member, "__func__", member) for member in members)
     here = [one.__code__ for one in functions if isinstance(one, FunctionType) and one.__module__ == module.__name__]
     return all(code in codes for code in here if not code.co_name.startswith(ADDED_BY_TORCH))
+
+
+def _codes_of(source: CodeSource) -> list[CodeType]:
+    """Return the compiled source, and every function in it."""
+    codes = [_SourceLoader(source).get_code(source.module)]
+    for code in codes:  # it grows: functions within functions
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return codes
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
