@@ -81,7 +81,7 @@ def test_the_client_section_is_the_training_that_steps_take() -> None:
     for t in (0, 2):
         engine.begin(t)
         steps = {f.name: getattr(chosen.client, f.name) for f in dataclasses.fields(Training)}
-        assert engine.training == Training(**steps | {"lr": 0.5 * 0.5**t, "lr_decay": 1.0, "rounds": 0})
+        assert engine.training == Training(**steps | {"lr": 0.5 * 0.5**t, "lr_decay": 1.0, "schedule_rounds": 0})
 
 
 def test_the_fnr_section_is_what_fnr_takes() -> None:

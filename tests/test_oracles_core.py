@@ -102,7 +102,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_are_torchs(schedule: str) -> None:
     optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    theirs, ours = SCHEDULES[schedule](optimiser), Training(lr=0.5, schedule=schedule, rounds=12)
+    theirs, ours = SCHEDULES[schedule](optimiser), Training(lr=0.5, schedule=schedule, schedule_rounds=12)
     for t in range(12):
         assert ours.in_round(t).lr == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-6), t
         assert ours.in_round(t).in_round(t + 1).lr == ours.in_round(t).lr
@@ -215,7 +215,7 @@ MUTANTS = [
         Training._scheduled,
         warm_up_is_full_at_once=("t + 1", "t + 2"),
         cosine_turned=("1 + math.cos(...)", "1 - math.cos(...)"),
-        cosine_ends_late=("self.rounds - warmup", "self.rounds"),
+        cosine_ends_late=("self.schedule_rounds - warmup", "self.schedule_rounds"),
         steps_ignore_warm_up=("(t - warmup) // every", "t // every"),
     ),
     *mutants(

@@ -165,7 +165,7 @@ def _typed(values: FlatValues, refining: bool) -> RunConfig:
     method = tree["algorithm"]
     sections = {name: cls(**tree[name]) for name, cls in schema.section_classes().items() if name != "algorithm"}
     sections |= {"algorithm": MethodOptions(name=method.pop("name"), options=method)}
-    sections["client"] = replace(sections["client"], rounds=tree["rounds"])
+    sections["client"] = replace(sections["client"], schedule_rounds=tree["rounds"])
     return schema.RunConfig(**tree | sections | ({} if refining else {"fnr": None}))
 
 

@@ -90,7 +90,7 @@ class Training:
     frozen: frozenset[str] = frozenset()  # parameters that stay as they are
     clip_update: float = 0.0  # of private training; 0: no bound
     class_weights: str = NONE  # in the cross-entropy of steps on the client's own data
-    rounds: int = 0  # of the whole run, where the cosine ends
+    schedule_rounds: int = 0  # of the whole run: where the cosine ends
 
     def but(self, **options: object) -> Training:
         """The same with other options; "client" leaves one as it is."""
@@ -113,7 +113,7 @@ class Training:
         """The same at the learning rate of round t, counted from 0; that rate changes no more."""
         steps = Training(**{field.name: getattr(self, field.name) for field in fields(Training)})
         lr = self.lr * self.lr_decay**t * self._scheduled(t)
-        return replace(steps, lr=lr, lr_decay=1.0, schedule="constant", rounds=0)
+        return replace(steps, lr=lr, lr_decay=1.0, schedule="constant", schedule_rounds=0)
 
     def _scheduled(self, t: int) -> float:
         """Return the factor of the schedule in round t: after warm-up 1, then what its shape says."""
@@ -121,7 +121,7 @@ class Training:
         if t < warmup:
             return (t + 1) / (warmup + 1)
         if shape == "cosine":
-            return (1 + math.cos(math.pi * (t - warmup) / max(self.rounds - warmup, 1))) / 2
+            return (1 + math.cos(math.pi * (t - warmup) / max(self.schedule_rounds - warmup, 1))) / 2
         return factor ** ((t - warmup) // every)
 
 

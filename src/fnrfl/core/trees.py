@@ -35,8 +35,17 @@ def mapped(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     """The first value with every tensor changed; `change` is given the tensors that all values have in one place."""
     if not others:
         return _changed(change, first)  # by far the most common case, without lists of one
-    each = zip(*map(leaves, (first, *others)), strict=True)
-    return rebuilt(first, (change(*tensors) for tensors in each))
+    kind = type(first)
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return change(first, *others)
+    if isinstance(first, dict):
+        return {k: mapped(change, part, *[other[k] for other in others]) for k, part in first.items()}
+    if (names := _NODES.get(kind)) is not None:
+        return kind(*[mapped(change, *[getattr(value, name) for value in (first, *others)]) for name in names])
+    parts = [mapped(change, *each) for each in zip(first, *others, strict=True)]
+    return kind(*parts) if hasattr(first, "_fields") else kind(parts)
 
 
 def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:

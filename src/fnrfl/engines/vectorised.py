@@ -85,13 +85,12 @@ class Vectorised(Runner):
         shapes = {turn.shape for each in schedules for turn in each.turns if turn.shape.size in recorded}
         programs = self._programs(job, pool, groups[0], shapes, widths)
 
-        def train(worker: Worker, g: int) -> dict[int, list[Tensor]]:
+        def train(worker: Worker, g: int) -> dict[int, Tensor]:
             with blame([job.clients[m] for m in groups[g]]):
                 return _train_group(worker, pool, job, schedules[g], width, programs)
 
-        losses = {m: parts for group in pool.each(len(groups), train) for m, parts in group.items()}
-        whole = {m: parts[0] if len(parts) == 1 else torch.cat(parts) for m, parts in losses.items() if parts}
-        return [whole.get(m, none) for m in range(len(job.steps))]
+        losses = {m: found for group in pool.each(len(groups), train) for m, found in group.items()}
+        return [losses[m] for m in range(len(job.steps))]
 
     def _schedules(
         self, job: Job, pool: DevicePool, groups: list[list[int]], sizes: set[int], width: int
@@ -143,11 +142,12 @@ class Vectorised(Runner):
 
 def _train_group(
     worker: Worker, pool: DevicePool, job: Job, schedule: Schedule, width: int, programs: Programs
-) -> dict[int, list[Tensor]]:
+) -> dict[int, Tensor]:
     """All steps of some clients, and the losses of each: who has finished is copied out, and may go on idly."""
     group, device = schedule.group, worker.net.device
     carry, fixed = job.rows(padded(group, width), device)
-    row, losses = {m: i for i, m in enumerate(group)}, {m: list[Tensor]() for m in group}
+    row = {m: i for i, m in enumerate(group)}
+    losses = carry.params.new_zeros(max(job.steps[m] for m in group), width)
     for turn in schedule.turns:
         shape, live = turn.shape, len(turn.at)
         program = programs.get((device, shape)) or _plain_program(job, worker)
@@ -158,14 +158,17 @@ def _train_group(
             batches = job.batches(
                 at, b - a, worker.feed, idle=shape.width - live, padded_to=shape.size if shape.pads else None
             )
-            stepped = program(some, read, batches).to(pool.net.device)
+            stepped, firsts = program(some, read, batches), {*at.values()}
+            if isinstance(turn.where, slice) and len(firsts) == 1:  # as a rule: all at once
+                losses[(first := firsts.pop()) : first + b - a, turn.where] = stepped
+                continue
             for m, loss in zip(at, stepped.unbind(1), strict=False):
-                losses[m].append(loss)
+                losses[at[m] : at[m] + b - a, row[m]] = loss
         if not isinstance(turn.where, slice):  # rows that were copied
             write_rows(carry, turn.where[:live], some, slice(0, live))
         if ended := [m for m, first in turn.at.items() if first + turn.steps == job.steps[m]]:
             write_rows(job.carry, ended, carry, [row[m] for m in ended])
-    return losses
+    return {m: losses[: job.steps[m], i].to(pool.net.device) for m, i in row.items()}
 
 
 def _vectorised_step(job: Job, worker: Worker) -> Step:
