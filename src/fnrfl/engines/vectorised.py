@@ -158,17 +158,22 @@ def _train_group(
             batches = job.batches(
                 at, b - a, worker.feed, idle=shape.width - live, padded_to=shape.size if shape.pads else None
             )
-            stepped, firsts = program(some, read, batches), {*at.values()}
-            if isinstance(turn.where, slice) and len(firsts) == 1:  # as a rule: all at once
-                losses[(first := firsts.pop()) : first + b - a, turn.where] = stepped
-                continue
-            for m, loss in zip(at, stepped.unbind(1), strict=False):
-                losses[at[m] : at[m] + b - a, row[m]] = loss
+            _keep(losses, program(some, read, batches), at, turn.where, row)
         if not isinstance(turn.where, slice):  # rows that were copied
             write_rows(carry, turn.where[:live], some, slice(0, live))
         if ended := [m for m, first in turn.at.items() if first + turn.steps == job.steps[m]]:
             write_rows(job.carry, ended, carry, [row[m] for m in ended])
     return {m: losses[: job.steps[m], i].to(pool.net.device) for m, i in row.items()}
+
+
+def _keep(losses: Tensor, new: Tensor, at: dict[int, int], where: slice | list[int], row: dict[int, int]) -> None:
+    """Write losses [steps, rows] where clients are `at`; as a rule all are at one step and lie side by side."""
+    firsts = {*at.values()}
+    if isinstance(where, slice) and len(firsts) == 1:
+        losses[(first := firsts.pop()) : first + len(new), where] = new
+        return
+    for m, loss in zip(at, new.unbind(1), strict=False):
+        losses[at[m] : at[m] + len(loss), row[m]] = loss
 
 
 def _vectorised_step(job: Job, worker: Worker) -> Step:
