@@ -52,6 +52,12 @@ def case(seed: int) -> Answers:
     return Answers.of_probabilities(raw / raw.sum(1, keepdims=True), labels.astype(np.int64))
 
 
+def sensitivity(labels: np.ndarray, shares: np.ndarray) -> float:
+    """The largest true positive rate with a specificity of at least 0.95."""
+    false, true, _ = sk.roc_curve(labels, shares, drop_intermediate=False)
+    return float(true[1 - false >= 0.95 - 1e-12].max())
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # scikit-learn warns of what it cannot compute
 
 
@@ -74,6 +80,14 @@ def test_metrics_are_scikit_learns(seed: int) -> None:
     if len(known) == len(classes) > 2:
         whole = sk.roc_auc_score(labels, shares, multi_class="ovr", average="macro")
         assert quality.auc(answers) == pytest.approx(whole, **EQUAL)
+
+    both = [c for c in classes if 0 < np.sum(labels == c) < len(labels)]
+    looked_for = both[-1:] if len(classes) == 2 else both  # of two classes, the second
+    for ours, theirs in ((quality.pr_auc, sk.average_precision_score), (quality.sensitivity_at_95, sensitivity)):
+        each = [theirs(labels == c, shares[:, c]) for c in looked_for]
+        assert ours(answers) == (pytest.approx(np.mean(each), **EQUAL) if each else None)
+    brier = sk.brier_score_loss(labels, shares, labels=classes)
+    assert quality.brier_score(answers) == pytest.approx(brier, **EQUAL)
 
     sure, right = shares.max(1), said == labels
     often, expected = calibration_curve(right, sure, n_bins=15, strategy="uniform")
@@ -100,8 +114,22 @@ def test_what_cannot_be_computed_is_none(name: str) -> None:
     for answers in (nobody, broken, unkept):
         found = np.array(TEST_METRICS[name].compute(answers), dtype=object).ravel()
         assert all(value is None or math.isfinite(value) for value in found)
-    needs_probabilities = name in ("auc", "log_loss", "calibration_error")
+    needs_probabilities = name in (
+        *("auc", "pr_auc", "sensitivity_at_95", "brier_score", "log_loss", "calibration_error"),
+    )
     assert (TEST_METRICS[name].compute(unkept) is None) == needs_probabilities
+
+
+@pytest.mark.parametrize(("right", "examples"), [(0, 7), (7, 7), (30, 40), (1, 2), (190, 200)])
+def test_intervals_are_those_of_drawing_the_examples_again(right: int, examples: int) -> None:
+    answers = np.arange(examples) < right
+    drawn = np.random.default_rng(1).choice(answers, (20_000, examples)).mean(1)
+    sites = quality.bootstrap_intervals(np.array([right / examples, np.nan]), np.array([examples, 0]), seed=0)
+    assert sites[0] == pytest.approx(
+        np.quantile(drawn, (0.025, 0.975)), abs=1.01 / examples if 0 < right < examples else 0
+    )
+    assert sites[1] is None
+    assert sites == quality.bootstrap_intervals(np.array([right / examples, np.nan]), np.array([examples, 0]), seed=0)
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------
@@ -340,7 +368,7 @@ def test_the_page_has_a_table_of_metrics_and_the_confusion_matrix(mine: Path) ->
     told = tables.line_table(panel, map(tables.measure, tables.tabled_metrics(panel)))
     assert [column.name for column in told.columns] == ["method", "seeds", *NOT_SHARES, "brier", "right"]
     lower = [metric.name for metric in tables.tabled_metrics(panel) if not metric.higher_is_better]
-    assert lower == ["log_loss", "calibration_error", "brier"]
+    assert lower == ["brier_score", "log_loss", "calibration_error", "brier"]
     for column, cell in zip(told.columns[2:], told.rows[0][2:], strict=True):
         assert cell.value == pytest.approx(np.mean([run.last(column.name) for run in runs]))
     counts = tables.confusion_over_seeds(panel.groups[0])

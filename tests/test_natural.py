@@ -269,6 +269,13 @@ def test_sites_are_scored_on_the_test_data_that_they_brought(algorithm: str, noi
         judged.append(float((module(own.x.float()).argmax(1) == own.y).double().mean()))
     assert sum(map(len, aside.site_validation)) == len(aside.validation) > 0
     assert noise or last["validation_own"] == pytest.approx(np.mean(judged))
+    ends, (first, _) = result.per_site_interval, result.rounds
+    assert ends is not None and "per_site_interval" not in first and ends == load_run("run").per_site_interval
+    for name, value in result.per_site.items():
+        found = ends[name]
+        assert (found is None) == (value is None) == (name == "one")
+        assert found is None or value is None or found[0] <= value <= found[1] != found[0]
+    assert json.loads(json.dumps(result.summary()))["per_site_interval"]["H2"] == list(ends["H2"] or ())
     known = [value for value in last["per_site"] if value is not None]
     assert last["accuracy_site"] == pytest.approx(sum(known) / 3)
     assert result.last("worst_site") == min(known) == result.summary()["worst_site"]

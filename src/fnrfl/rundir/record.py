@@ -81,6 +81,7 @@ class RoundRecord(TypedDict):
     per_class: list[Share]
     per_client: NotRequired[list[Share]]  # of many clients in the last round alone
     per_site: NotRequired[list[Share] | None]
+    per_site_interval: NotRequired[list[Annotated[list[float], Field(min_length=2, max_length=2)] | None]]
     worst_client: NotRequired[Share]
     worst_site: NotRequired[Share]
     validation_accuracy: Share
@@ -133,7 +134,8 @@ def checked_rounds(where: Path, rounds: Iterable[Event], partition: Mapping[str,
             lengths |= {len(confusion), *map(len, confusion)}
         by_row = (found["cohort"], found.get("ranking"), found.get("norms"))
         rows = {len(values) for values in by_row if values is not None}
-        sites = {len(names) for names in (partition["counts"], found.get("per_site"), partition.get("ids")) if names}
+        of_sites = (partition["counts"], found.get("per_site"), found.get("per_site_interval"), partition.get("ids"))
+        sites = {len(names) for names in of_sites if names}
         if len(lengths) > 1 or len(rows) > 1 or len(sites) > 1:
             raise files.damaged(where, f"{line}: lists for the same classes or clients have different lengths")
         yield event

@@ -19,12 +19,15 @@ from fnrfl import usercode
 from fnrfl.config.typed import show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import Floats, Ints
+from fnrfl.core.rng import numpy_generator
 from fnrfl.core.words import choices
 from fnrfl.rundir.record import RoundRecord
 from fnrfl.runs.metrics import RunMetrics
 
 NUM_BINS = 15  # of the calibration error: equal ones from 0 to 1, each with its upper edge
 EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]  # between them
+DRAWS = 1_000  # of an interval by bootstrap
+SPECIFICITY = 0.95  # at least, where the sensitivity is read off
 SMALLEST = float(np.finfo(np.float64).eps)  # a probability below it counts as this much in the log-loss
 
 
@@ -75,6 +78,72 @@ class Answers:
     def f1(self) -> Floats:
         """F1 of every class, [C]; nan for one that neither the labels nor the answers have."""
         return _ratio(2 * self.right, self.count + self.said)
+
+    @cached_property
+    def shares(self) -> Floats | None:
+        """The probabilities; None where there are none, or some is no number."""
+        found = self.probabilities
+        return None if found is None or not len(found) or not np.isfinite(found).all() else found
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """How examples stand by the probability of each class that has both sides; None where no class has."""
+        if (shares := self.shares) is None:
+            return None
+        classes = np.flatnonzero((self.count > 0) & (self.count < len(shares)))
+        return Ranking.of(shares.T[classes], self.labels, classes, self.num_classes == 2) if len(classes) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Where every example stands among all by its score for its own class, one class against the rest.
+
+    Scores may be equal: each number counts examples below a score, or below and at it.
+    """
+
+    row: Ints  # [n], whose class it is: its place among K classes
+    below: Ints  # [n], examples with a lower score
+    up_to: Ints  # [n], examples with this score or a lower one
+    own_below: Ints  # [n], examples of the class with a lower score
+    positives: Ints  # [K], examples of the class
+    examples: int
+    two: bool  # whether there are two classes: then the second one is looked for, as in no and yes
+
+    @classmethod
+    def of(cls, scores: Floats, labels: Ints, classes: Ints, two: bool) -> Ranking:
+        """Rank examples by their scores for classes, [K, n]."""
+        order = scores.argsort(1)
+        ranked = scores.take(order + np.arange(0, scores.size, scores.shape[1])[:, None])
+        row, place = np.nonzero(labels[order] == classes[:, None])
+        positives = np.bincount(row, minlength=len(classes))
+        below, up_to = place.copy(), place + 1
+        own_below = np.arange(len(row)) - (positives.cumsum() - positives)[row]
+        for tied in np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1)):  # places say nothing about equal scores
+            mine = row == tied
+            own = ranked[tied, place[mine]]
+            below[mine], up_to[mine] = (np.searchsorted(ranked[tied], own, side) for side in ("left", "right"))
+            own_below[mine] = np.searchsorted(own, own)
+        return cls(row, below, up_to, own_below, positives, scores.shape[1], two)
+
+    @cached_property
+    def own_reached(self) -> Ints:
+        """Examples of the class with this score or a higher one, [n]."""
+        found: Ints = self.positives[self.row] - self.own_below
+        return found
+
+    @cached_property
+    def reached(self) -> Ints:
+        """Examples with this score or a higher one, [n]."""
+        return self.examples - self.below
+
+    def sums(self, values: np.ndarray) -> Floats:
+        """Add up a number of each example over its class, [K]."""
+        return np.bincount(self.row, values, minlength=len(self.positives)).astype(np.float64, copy=False)
+
+    def mean(self, values: np.ndarray) -> float:
+        """Return the mean of a number over each class, and then over the classes; of two, that of the second."""
+        by_class = self.sums(values) / self.positives
+        return float(by_class[-1] if self.two else by_class.mean())
 
 
 @dataclass(frozen=True)
@@ -133,17 +202,39 @@ def f1_weighted(answers: Answers) -> float | None:
 
 def auc(answers: Answers) -> float | None:
     """Mean over classes of the area under the ROC curve, one class against the rest, where a class has both sides."""
-    shares = answers.probabilities
-    if shares is None or not np.isfinite(shares).all():
+    if (found := answers.ranking) is None:
         return None
-    with_both_sides = np.flatnonzero((answers.count > 0) & (answers.count < len(shares)))
-    return float(_areas(answers, shares.T[with_both_sides], with_both_sides).mean()) if len(with_both_sides) else None
+    positives, rest = found.positives, found.examples - found.positives
+    # An equal score counts one half, also of two positives, which are taken out again.
+    areas = (found.sums(found.below + found.up_to) - positives**2) / (2.0 * positives * rest)
+    return float(areas.mean())
+
+
+def pr_auc(answers: Answers) -> float | None:
+    """Area under the curve of precision and recall, as average precision: of the second of two classes, else mean."""
+    return None if (found := answers.ranking) is None else found.mean(found.own_reached / found.reached)
+
+
+def sensitivity_at_95(answers: Answers) -> float | None:
+    """Largest share of a class that a threshold finds at a specificity of 0.95: of the second of two, else mean."""
+    if (found := answers.ranking) is None:
+        return None
+    rest = found.examples - found.positives
+    return found.mean(found.reached - found.own_reached <= ((1 - SPECIFICITY) * rest)[found.row])
+
+
+def brier_score(answers: Answers) -> float | None:
+    """Mean squared distance of probabilities from the truth, 0 or 1: of the second of two classes, else of all."""
+    if (shares := answers.shares) is None:
+        return None
+    off = shares.copy(order="K")
+    off[np.arange(len(off)), answers.labels] -= 1
+    return float(np.square(off, out=off).sum() / (len(off) * (2 if answers.num_classes == 2 else 1)))
 
 
 def log_loss(answers: Answers) -> float | None:
     """Mean of -log(probability of the right class)."""
-    shares = answers.probabilities
-    if shares is None or not len(shares) or np.isnan(shares).any():
+    if (shares := answers.shares) is None:
         return None
     right = shares[np.arange(len(shares)), answers.labels]
     return float(-np.log(right.clip(SMALLEST, 1.0)).mean())
@@ -151,8 +242,7 @@ def log_loss(answers: Answers) -> float | None:
 
 def calibration_error(answers: Answers) -> float | None:
     """Expected calibration error: how far the probability of the likeliest class is from how often it is right."""
-    shares = answers.probabilities
-    if shares is None or not len(shares) or np.isnan(shares).any():
+    if (shares := answers.shares) is None:
         return None
     sure, right = shares.max(1), shares.argmax(1) == answers.labels
     bins = np.searchsorted(EDGES, sure)  # a value on an edge is in the bin below it
@@ -166,26 +256,24 @@ def _ratio(above: Ints, below: Ints) -> Floats:
     return found
 
 
+def bootstrap_intervals(shares: Floats, counts: Ints, seed: int) -> list[tuple[float, float] | None]:
+    """Return the 95 % percentile interval of each share of right answers, of so many examples; None for no example.
+
+    Right answers among examples that are drawn again, with replacement, are a binomial number.
+
+    >>> bootstrap_intervals(np.array([1.0, np.nan]), np.array([12, 0]), seed=0)
+    [(1.0, 1.0), None]
+    """
+    known = counts > 0
+    drawn = numpy_generator(seed, "sites", "bootstrap").binomial(counts[known], shares[known], (DRAWS, known.sum()))
+    ends = np.full((2, len(counts)), np.nan)
+    ends[:, known] = np.quantile(drawn / counts[known], (0.025, 0.975), axis=0)
+    return [None if math.isnan(low) else (low, high) for low, high in ends.T.tolist()]
+
+
 def known_or_none(values: Floats) -> list[float | None]:
     """The same numbers as JSON has them, which knows no nan."""
     return [None if value != value else value for value in values.tolist()]
-
-
-def _areas(answers: Answers, shares: Floats, classes: Ints) -> Floats:
-    """P(a positive scores higher than a negative) for each row of `shares`, an equal score counting one half.
-
-    A positive in place i has i others below it; positives are counted against each other too, one half for each pair.
-    """
-    order = shares.argsort(1)
-    ranked = shares.take(order + np.arange(0, shares.size, shares.shape[1])[:, None])
-    positive = answers.labels[order] == classes[:, None]
-    positives, places = answers.count[classes], np.arange(shares.shape[1])
-    below = 2 * (positive @ places) + positives
-    for row in np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1)):  # places say nothing about equal scores
-        scores = ranked[row, positive[row]]
-        below[row] = sum(np.searchsorted(ranked[row], scores, side).sum() for side in ("left", "right"))
-    areas: Floats = (below - positives**2) / (2.0 * positives * (shares.shape[1] - positives))
-    return areas
 
 
 _of_a_run = partial(Metric, in_runs_only=True, share=True)
@@ -198,6 +286,9 @@ TEST_METRICS = {
         Metric("f1_macro", "mean F1 of the classes", True, f1_macro),
         Metric("f1_weighted", "mean F1 of the classes, weighted by their examples", True, f1_weighted),
         Metric("auc", "area under the ROC curve, one class against the rest, mean over the classes", True, auc),
+        Metric("pr_auc", "area under the curve of precision and recall (average precision)", True, pr_auc),
+        Metric("sensitivity_at_95", "sensitivity at a specificity of 0.95", True, sensitivity_at_95),
+        Metric("brier_score", "mean squared distance of probabilities from 0 and 1", False, brier_score),
         Metric("log_loss", "mean of -log(probability of the right class)", False, log_loss),
         Metric("calibration_error", "gap of confidence and accuracy (ECE, 15 equal bins)", False, calibration_error),
         Metric("precision", "of the answers with this class, the right ones", True, precision_by_class, "by class"),

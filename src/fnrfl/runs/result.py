@@ -160,6 +160,12 @@ class Result(RunMetrics):
         scores = self.rounds[-1].get("per_site")
         return None if scores is None else dict(zip(self.clients, scores, strict=True))
 
+    @property
+    def per_site_interval(self) -> dict[str, tuple[float, float] | None] | None:
+        """The 95 % interval of each number of `per_site`, by bootstrap; None where there are none."""
+        found = self.rounds[-1].get("per_site_interval")
+        return found and {name: ends and tuple(ends) for name, ends in zip(self.clients, found, strict=True)}
+
     @cached_property
     @isolated()
     def net(self) -> Net:
@@ -218,6 +224,7 @@ class Result(RunMetrics):
             "accuracy_last3": self.accuracy_last3,
             "accuracy_best": self.accuracy_best,
             "per_site": self.per_site,
+            "per_site_interval": self.per_site_interval,
             "per_class": self.per_class,
             OWN: self.own_metrics,
             "seconds_train": self.seconds_train,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.feed import forward_batch
-from fnrfl.core.ndarrays import Floats, Ragged
+from fnrfl.core.ndarrays import Floats, Ragged, sizes_of
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
@@ -20,7 +20,7 @@ from fnrfl.data.datasets import Part
 from fnrfl.data.noise import mixed_noise, noise_of_scores
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import OWN
-from fnrfl.runs.quality import TEST_METRICS, Answers, CustomMetric, known_or_none, recall_by_class
+from fnrfl.runs.quality import TEST_METRICS, Answers, CustomMetric, bootstrap_intervals, known_or_none, recall_by_class
 from fnrfl.runs.setup.build import Built
 
 CLIENTS_EVERY_ROUND = 1_000  # with more of them, the log has a number for each of them in the last round alone
@@ -157,7 +157,7 @@ def score_round(built: Built, state: State, *, last: bool = True) -> Event:
     return {
         "accuracy": whole.accuracy,
         **({"accuracy_clean": pooled(clean(splits.test, keep=False)).accuracy} if noisy else {}),
-        **site_scores(mine, splits.site_tests, last=last),
+        **site_scores(mine, splits.site_tests, config.seed, last=last),
         "balanced_accuracy": whole.balanced,
         "loss": whole.loss,
         "per_class": recall_by_class(whole.answers),
@@ -177,7 +177,7 @@ def _in_batches(built: Built, state: State, part: Part, *, keep: bool) -> Score:
     return pooled(built.engine.each(len(batches), score))
 
 
-def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], *, last: bool = True) -> Event:
+def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], seed: int, *, last: bool = True) -> Event:
     """Score each client on the test examples that it brought: `scores` are of its model on the whole test set, or one.
 
     Empty where nobody brought any; null for a client without test examples.
@@ -185,10 +185,12 @@ def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], *, last: 
     if not len(site_tests):
         return {}
     per_site, hits = _per_site(scores, site_tests)
+    told = last and len(site_tests) <= CLIENTS_EVERY_ROUND  # of more of them the draws take long
     return {
         "accuracy_site": _mean(per_site),
         "accuracy_site_pooled": _mean(hits),
         **_by_client("per_site", "worst_site", per_site, last=last),
+        **({"per_site_interval": bootstrap_intervals(per_site, sizes_of(site_tests), seed)} if told else {}),
     }
 
 
