@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fnrfl
 from fnrfl import cli
 from fnrfl.config import load, registry
-from fnrfl.core.errors import CompatibilityError
+from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.runs.setup.build import build
 from fnrfl.runs.setup.checks import NOTES, RULES, Rule
 
@@ -74,6 +75,7 @@ NOTED: tuple[tuple[str, ...], ...] = (
     ("fnr=on", "fnr.share=0.01"),
     ("fnr=on", "algorithm=public-share"),
     (*TABLE, "dataset=one-class.npz"),
+    (*TABLE, "dataset=days.npz"),
     (*TABLE, "dataset=unseen.npz", "public.size=0", "validation.size=0"),
     (*TABLE, "dataset=mine.npz", "public.source=few.npz", "fnr=on"),
     (*ONE_BY_ONE, "dataset.scale=standard"),
@@ -93,6 +95,7 @@ def folder(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     np.savez("few.npz", x=dice.random((40, 3), np.float32), y=np.arange(40) % 2, classes=np.array(["0", "1", "2"]))
     np.savez("one-class.npz", x_train=x, y_train=0 * y, x_test=x + 1, y_test=y)
     np.savez("unseen.npz", x_train=x, y_train=y % 2, x_test=x + 1, y_test=y)
+    np.savez("days.npz", x=x, y=dice.geometric(0.2, 120).clip(1, 16))
     who = [0, *range(60), *range(59)]
     rows = [f"{1000 * a},{b},{kind},{one}" for (a, b, _), kind, one in zip(x, y, who, strict=True)]
     Path("table.csv").write_text("\n".join(["salary,age,kind,who", *rows]) + "\n")
@@ -120,6 +123,32 @@ def test_a_run_that_breaks_a_rule_is_refused_or_noted_by_that_one(rule: Rule, ke
             build(config)
         said = (str(refusal.value),)
     assert any(re.fullmatch(pattern(rule), one, re.DOTALL) for one in said), said
+
+
+LABELS: dict[str, tuple[Any, bool]] = {  # of 600 examples, and whether classification can be meant
+    "amounts": (np.random.default_rng(0).normal(size=600), False),
+    "whole amounts as floats": (np.arange(600) % 300 * 1.0, False),
+    "several labels": (np.eye(4)[np.arange(600) % 4], False),
+    "days": (np.random.default_rng(0).geometric(0.25, 600).clip(1, 16), False),
+    "days as floats": (np.random.default_rng(0).poisson(5, 600) * 1.0, False),
+    "prices": (np.arange(600) % 150 + 50, False),
+    "numbered classes": (np.arange(600) % 26, True),
+    "ten classes, some rare": (np.minimum(np.random.default_rng(0).geometric(0.25, 600), 10), True),
+    "rare names": ([f"kind {n}" for n in np.random.default_rng(0).geometric(0.25, 600).clip(1, 16)], True),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_whoever_brings_amounts_reads_first_what_fnrfl_is_for(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    y, classes = LABELS[name]
+    keys: dict[str, Any] = {"dataset": (np.random.default_rng(1).random((600, 3)), y), "model": "mlp", "clients": 2}
+    try:
+        fnrfl.run(**keys, scenario="iid", rounds=1, out=None)
+        said = caplog.messages
+    except ConfigError as error:
+        said = [str(error)]
+    firsts = [re.split(r"(?<=\.) (?=[A-Z])", sentence)[0] for sentence in said]
+    assert any("fnrfl is for classification only" in first for first in firsts) is not classes, said
 
 
 def test_a_client_without_examples_is_named() -> None:

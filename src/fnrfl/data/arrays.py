@@ -23,7 +23,8 @@ _NOT_FINITE = (
     "a missing value."
 )
 _LABEL = "{title} holds the label {value} (example {at}, {count} in all); "
-_NUMBER = "Number the classes 0, 1, 2, ... or give their names as strings. fnrfl is for classification only."
+_ONLY = _LABEL + "fnrfl is for classification only, with "
+_NUMBER = "Number the classes 0, 1, 2, ..., give their names, or make classes of amounts, such as with numpy.digitize."
 
 
 def _refuse(broken: np.ndarray, values: np.ndarray, title: str, sentence: str) -> None:
@@ -127,7 +128,8 @@ def class_labels(values: object, title: str) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1:
         raise ConfigError(
-            f"{title} has the shape {list(y.shape)}; labels are a list of one class each. Use argmax on one-hot labels."
+            f"{title} has the shape {list(y.shape)}, and fnrfl is for classification only, with one class for each "
+            "example. Use argmax on one-hot labels; where several labels may hold, train a model for each of them."
         )
     if y.dtype.kind == "O" and all(isinstance(label, str) for label in y):
         y = y.astype(np.str_)
@@ -138,8 +140,8 @@ def class_labels(values: object, title: str) -> np.ndarray:
     if y.dtype.kind not in "biuf":
         raise ConfigError(f"{title} is of type {y.dtype}; labels must be class numbers from 0, or names. Convert them.")
     _refuse(np.isnan(y), y, title, _LABEL + "a label is never filled in. Label those examples or leave them out.")
-    _refuse(y != np.floor(y), y, title, _LABEL + "class labels must be whole numbers. " + _NUMBER)
-    _refuse(y < 0, y, title, _LABEL + "class labels must be numbered from 0. " + _NUMBER)
+    _refuse(y != np.floor(y), y, title, _ONLY + "whole numbers as labels. " + _NUMBER)
+    _refuse(y < 0, y, title, _ONLY + "labels numbered from 0. " + _NUMBER)
     _refuse(y >= 2.0**63, y, title, _LABEL + "class numbers must fit into int64. Give names as strings.")
     if y.dtype.kind == "f":
         refuse_amounts(y.tolist(), title)

@@ -33,6 +33,7 @@ from fnrfl.runs.setup.method import cohort_size, method_title, num_answers
 
 MAX_THREADS = 1024  # whatever the machine: a run may go on elsewhere
 MAX_FILLED = 2**16  # examples of a batch that may be filled by repeating fewer: of a small data set, any usual batch
+USUAL_NUMBERED, FEW = 10, 10  # classes that are numbers, and examples of one: more, of fewer, may be amounts
 MAX_SEEN = 2**31  # examples that a client sees in a round: more cannot be planned at once
 
 
@@ -292,6 +293,15 @@ def _unscaled(run: Candidate) -> str | None:
     return looks_unscaled(x, run.dataset.columns) if looked_at and x.dtype != torch.int64 else None  # tokens, perhaps
 
 
+def _look_like_amounts(run: Candidate) -> str:
+    """Return labels that are many whole numbers, of which a quarter are rare, as days in hospital; "" for others."""
+    names, counts = run.dataset.classes, np.sort(run.partition.counts.sum(0))
+    if len(names) <= USUAL_NUMBERED or not all(name.removeprefix("-").isdecimal() for name in names):
+        return ""
+    rare = counts[(len(names) - 1) // 4] < max(FEW, counts[-1] / 20)
+    return f"{len(names)} whole numbers from {min(names, key=int)} to {max(names, key=int)}" if rare else ""
+
+
 @torch.no_grad()
 def _answers_probabilities(run: Candidate) -> bool:
     """Whether a user's model answers probabilities, where the loss takes logits."""
@@ -318,6 +328,9 @@ NOTES = (
          "with {config.algorithm.name}, FNR ranks and refines on examples that clients have trained on."),
     Rule("dataset", lambda run: [run.dataset.classes[one] for one in run.labels[0]] if len(run.labels[0]) == 1 else "",
          "All training examples are of one class, {found[0]!r}: there is nothing to learn."),
+    Rule("dataset", _look_like_amounts,
+         "fnrfl is for classification only, and the labels look like amounts: {found}, many of them rare. Each is one "
+         "class, without order. If they are amounts, make a few classes of them, such as with numpy.digitize."),
     Rule("dataset", lambda run: run.listed(run.labels[1] - run.labels[0]),
          "The test part has {found} without a training example: no model can know them."),
     Rule("public.size", _never_refined,
