@@ -106,7 +106,7 @@ def test_a_prefix_is_a_key_a_section_or_a_beginning(prefix: str, names: list[str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "algorithms, models"), ("modles", "Did you mean models?"), ("method", "Did you mean algorithms?"),
+        ("modles", "Did you mean models?"), ("method", "Did you mean algorithms?"),
         ("methods", "Did you mean algorithms?"), ("keys clinet", "Did you mean client?"),
         ("keys learning_rate", "Did you mean client.lr or"), ("keys zzz", "`fnrfl list keys` prints all"),
         ("algorithms scafold", "Did you mean scaffold?"), ("recipes digit5", "Did you mean digits?"),

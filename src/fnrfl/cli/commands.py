@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any, TextIO
@@ -59,7 +61,9 @@ class KeyValueCommand(PlainCommand):
             error: Any = raised
             if type(error).__name__ == "NoSuchOption" and (said := _as_key(error.option_name, typed)):
                 about = f"There is no option {error.option_name}. Keys of the config are typed without dashes"
-                error.message, error.possibilities = f"{about}: {said}", None
+                words = f"{about}: {said}"
+                error.message = wrapped(f"Error: {words}").removeprefix("Error: ") if sys.stderr.isatty() else words
+                error.possibilities = None
             raise
 
 
@@ -125,9 +129,16 @@ def _sentence(error: BaseException) -> str:
 
 
 def say(line: str) -> None:
-    """A line on stderr, if anybody listens there."""
+    """A line on stderr, if anybody listens there; a terminal gets it in lines that fit."""
     with suppress(OSError, ValueError):  # it may have been closed, and even that is no reason to fail
-        typer.echo(line, err=True)
+        typer.echo(wrapped(line) if sys.stderr.isatty() else line, err=True)
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """Break lines at words to fit a terminal; a word that is longer, such as a path, stays whole for who copies it."""
+    columns = max(20, width or shutil.get_terminal_size().columns)
+    fit = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(fit.fill(line) if len(line) > columns else line for line in text.split("\n"))
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
@@ -149,6 +160,11 @@ def stdout_for_the_answer() -> Iterator[None]:
 def print_answer(text: str) -> None:
     """Print what was asked for: the JSON object, the table, the config."""
     typer.echo(text.removesuffix("\n"), file=_answers[-1] if _answers else None)
+
+
+def print_lines(text: str) -> None:
+    """Print an answer in words; a terminal gets it in lines that fit."""
+    print_answer(wrapped(text) if is_terminal() else text)
 
 
 def is_terminal() -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fnrfl.cli.commands import PlainGroup, print_answer
+from fnrfl.cli.commands import PlainGroup, print_answer, wrapped
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir.interrupt import OutputClosed
 
@@ -97,6 +97,11 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
     class Screen(Console):
         def on_broken_pipe(self) -> None:
             raise OutputClosed
+
+        def print(self, *said: Any, **how: Any) -> None:
+            """Print as usual, but break text at words where a terminal would break it anywhere."""
+            fits = self.is_terminal and not how.get("end")
+            super().print(*(wrapped(one, self.width) if fits and isinstance(one, str) else one for one in said), **how)
 
     return Screen(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fnrfl.cli.commands import is_terminal, print_answer
+from fnrfl.cli.commands import is_terminal, print_answer, print_lines
 from fnrfl.cli.common import paragraph, print_json
 from fnrfl.core.words import counted, printable
 from fnrfl.rundir.interrupt import OutputClosed
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def title(config: RunConfig) -> str:
     """Describe a run in one line."""
-    method = config.algorithm.name + ("" if config.fnr is None else " + FNR")
+    method = config.algorithm.label + ("" if config.fnr is None else " + FNR")
     clients = counted(config.clients, "client") if config.clients else "clients of the data"  # which is not read yet
     return (
         f"{config.name}: {method}, {config.dataset.name}, {config.model.name}, {config.scenario}, "
@@ -193,7 +193,11 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
     if json:
         return print_json(summary)
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
-    print_answer("\n".join(f"# {line}" for line in (title(config), *leaks, *lines)))
+    said = [f"# {line}" for line in (title(config), *leaks, *lines)]
+    if is_terminal():
+        width = shutil.get_terminal_size().columns
+        said = [part for line in said for part in paragraph(line, width, "", "#         ")]
+    print_answer("\n".join(said))
     print_answer(f"\n{config.to_toml()}")
 
 
@@ -231,11 +235,11 @@ def print_plan(planned: Sequence[PlannedRun], folder: Path, *, json: bool) -> No
     reused = sum(run.state == "finished" for run in planned)
     kept = f", {reused} of them finished already" if reused else ""
     told = "no time can be told" if total is None else f"about {duration(total)} here" if total else "nothing to do"
-    print_answer(f"{counted(len(planned), 'run')} in {folder}{kept}, {told}. Nothing was written.")
+    print_lines(f"{counted(len(planned), 'run')} in {folder}{kept}, {told}. Nothing was written.")
     for name in sorted({missing for run in planned if (missing := missing_dataset(run.cell.config)) is not None}):
-        print_answer(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
+        print_lines(f"note: {name} is not on this machine. To get it: fnrfl data get {name}")
     if total is not None and total > LONG:
-        print_answer(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
+        print_lines(f"note: more than an hour; {SHORTER}, or fewer --seeds.")
 
 
 def _group_lines(planned: Sequence[PlannedRun]) -> Iterator[str]:

@@ -16,7 +16,17 @@ from fnrfl.core.words import choices, nearest
 if TYPE_CHECKING:
     from fnrfl.config.keys import Key
 
-SUBJECTS = ("algorithms", "models", "datasets", "scenarios", "penalties", "engines", "recipes", "metrics", "keys")
+SUBJECTS = {
+    "algorithms": "methods, with what each needs and sends",
+    "models": "networks, with their options",
+    "datasets": "data sets, and the forms that data of your own may have",
+    "scenarios": "how data is spread over clients",
+    "penalties": "how FNR compares class norms with their targets",
+    "engines": "what carries a run out",
+    "recipes": "configs that are part of the package",
+    "metrics": "what models are judged by",
+    "keys": "everything that can be set, with its default",
+}
 MEANT_LISTS = {"method": "algorithms", "methods": "algorithms"}  # by words that are not like the name
 BETTER = {True: "higher", False: "lower", None: ""}
 ABOUT_KEYS = "`fnrfl list keys client` or --long says more; --recipe NAME shows a recipe's values."
@@ -50,9 +60,7 @@ def list_(
 
     In a pipe a row is a line, and nothing is cut: fnrfl list keys | grep lr
     """
-    if not subject:
-        raise ConfigError(f"Say what to list: {', '.join(SUBJECTS)}.")
-    if subject not in SUBJECTS:
+    if subject and subject not in SUBJECTS:
         raise ConfigError(f'There is no list of "{subject}". {choices(MEANT_LISTS.get(subject, subject), SUBJECTS)}.')
     if recipe is not None and subject != "keys":
         raise ConfigError("--recipe shows the values of keys. Type `fnrfl list keys --recipe NAME`.")
@@ -90,6 +98,7 @@ def _rows(subject: str, prefix: str | None) -> tuple[set[str], list[dict[str, An
         rows = [{"name": m.name, "better": word, "shape": m.shape, "meaning": m.meaning} for word, m in found]
     else:
         tables = {
+            "": SUBJECTS,
             "models": registry.MODELS,
             "datasets": registry.DATASETS | registry.DATASET_FORMS,
             "scenarios": registry.scenarios(),

@@ -119,12 +119,12 @@ def _show_split(title: str, built: Built, scores: Skew) -> None:
         sizes = f"{scores.sizes[client]:,}", f"{scores.classes[client]:.1f}"
         skewed = f"{scores.distance[client]:.2f}", f"{scores.noise[client]:.3g}"
         rows.append((printable(split.names[client]), shades, *sizes, *skewed))
-    typer.echo(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {counted(classes, 'class', 'classes')}")
+    console().print(f"{title}: {counted(int(scores.sizes.sum()), 'example')}, {counted(classes, 'class', 'classes')}")
     print_table(rows if noisy else [row[:-1] for row in rows])
     if clients > ROWS:
         typer.echo(f"and {counted(clients - ROWS, 'client')} more")
     noise = f"standard deviation {split.levels.min():.3g} to {split.levels.max():.3g}" if noisy else "none"
-    typer.echo(
+    console().print(
         f"\nshades      {' '.join(SHADES[1:])} up to {counted(int(bins.max()), 'example')} of a class\n"
         f"labels      Jensen-Shannon distance to all data {scores.distance.mean():.3f} on average (0 even, 1 most)\n"
         f"classes     {scores.classes.mean():.1f} effective ones per client on average, of {classes}\n"

@@ -89,7 +89,7 @@ def evaluate(
     print_notes(scored.notes)
     if json:
         return print_json(found)
-    typer.echo(
+    console().print(
         f"accuracy {found['accuracy']:.4f}  balanced {found['balanced_accuracy']:.4f}  loss {found['loss']:.4f}  "
         f"on {counted(found['examples'], 'example')} ({scored.where})"
     )
