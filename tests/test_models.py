@@ -144,7 +144,7 @@ def test_spaces_and_order_of_options_do_not_matter(end: str) -> None:
 
 
 UNREADABLE = (
-    "mlp(64)", "mlp(hidden=64", "mlp(hidden=)", "mlp(hidden=1, hidden=2)", "mlp(**x)", "mlp(hidden=exit())",
+    "mlp(64)", "mlp(hidden=64", "mlp(hidden=)", "mlp(hidden=1, hidden=2)", "mlp(**x)", "mlp(hidden=exit(1))",
     "mlp(hidden=64) cnn()", "mlp() + f()", "mlp(hidden=1)(depth=2)", "mlp(hidden={[]: 1})", "", "(hidden=3)",
 )  # fmt: skip
 

@@ -422,7 +422,7 @@ MUTANTS = [
             "frozenset(... if self.refinement == 'outside' else ...)",
         ),
         uses_trained_unsaid=("{'uses-trained'} if self.refinement == 'outside' else ...", "..."),
-        inner_method_ignored=("_class(self.inner)()", "_class('fedavg')()"),
+        inner_method_ignored=("_class(name)", "_class('fedavg')"),
     ),
     *mutants(
         _check_inner,

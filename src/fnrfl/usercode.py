@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import stat
 import sys
 import threading
@@ -26,11 +25,11 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 from fnrfl.core.errors import ConfigError, ShareableError
+from fnrfl.core.options import WITH_OPTIONS
 from fnrfl.core.words import did_you_mean
 
 KEYS = ("model.name", "dataset.name", "public.source", "algorithm.name", "metrics")  # of a config, that may name code
 COMPUTING = ("model.name", "algorithm.name", "metrics")  # those whose code decides what comes out of the same data
-WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)  # a model's name: `nets:make(hidden=3)`
 
 ADDED_BY_TORCH = "torch_dynamo_resume_in_"  # torch.compile puts the rest of a function that it broke into its module
 _MISSING = object()

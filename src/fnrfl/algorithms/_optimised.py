@@ -15,6 +15,7 @@ from fnrfl.algorithms.parts import optimisers
 from fnrfl.core.algorithm import Algorithm, MethodWrapper, option
 from fnrfl.core.errors import CompatibilityError
 from fnrfl.core.net import Net
+from fnrfl.core.options import options_of, read_call
 from fnrfl.core.types import Engine, Flat, State, Tree
 
 
@@ -27,7 +28,7 @@ class Optimised(MethodWrapper):
 
     traffic: ClassVar[str] = "as its inner method"
 
-    inner: str = option("fedavg", "the method, at its defaults, whose displacement of the model is the gradient")
+    inner: str = option("fedavg", "the method, perhaps with options, whose displacement of the model is the gradient")
     refinement: Literal["outside", "inside"] = option(
         "outside", "FNR's part of the displacement: added after the server's step, or seen by it like the rest"
     )
@@ -53,7 +54,8 @@ class Optimised(MethodWrapper):
 
     @cached_property
     def method(self) -> Algorithm:
-        return _class(self.inner)()
+        name, options = read_call(self.inner)
+        return _class(name)(**options)
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -91,9 +93,15 @@ class Adaptive(Optimised):
         return self.server_lr
 
 
-def _check_inner(name: str) -> None:
-    """Refuse a name that is no method of the package, and one that is a wrapper itself."""
+def _check_inner(words: str) -> None:
+    """Refuse a name that is no method of the package, and one that is a wrapper itself; its options are checked too."""
+    try:
+        name, options = read_call(words)
+    except ValueError:
+        name, options = words, {}
     if name in _stems() and not issubclass(_class(name), MethodWrapper):
+        if strange := options.keys() - {known.name for known in options_of(_class(name))}:
+            raise CompatibilityError(f'algorithm.inner = "{words}": {name} has no option {sorted(strange)[0]}.')
         return
     choices = [known for known in _stems() if not issubclass(_class(known), MethodWrapper)]
     reason = "goes around a method itself" if name in _stems() else "is not a method of the package"

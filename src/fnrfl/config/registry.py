@@ -37,6 +37,8 @@ CONTROLS = (
     *("bn-recalibrate", "centralised", "local-only", "public-finetune", "public-only", "public-returned"),
     "public-share",
 )
+# Methods of which FNR changes nothing, because no client trains.
+UNREFINED = ("centralised", "public-only")
 DATASETS = {
     "digits": "1,797 handwritten digits of 8x8 pixels, part of the package",
     "fashion-mnist": "70,000 grey images of clothes, 28x28 pixels",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ CANONICAL = {  # keys whose text has a grammar: equal ones are written alike
     "scenario": schema.canonical,
     "client.class_weights": canonical_class_weights,
     "client.schedule": canonical_schedule,
+    "algorithm.inner": schema.canonical_inner,
 }
 
 
@@ -47,7 +49,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = (), *, trust: 
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"The recipe {path} cannot be read: {reason}. Give the path of a TOML file.") from error
-    return loads(text, overrides, name=path.stem, origin=str(path), trust=trust)
+    name = path.stem if recipe is not None else _name_of_data(overrides) or path.stem
+    return loads(text, overrides, name=name, origin=str(path), trust=trust)
 
 
 def loads(
@@ -90,6 +93,16 @@ def from_flat(values: FlatValues) -> RunConfig:
     return _resolve(values, {}, "run")
 
 
+def _name_of_data(overrides: Overrides) -> str:
+    """What a run on data of the user's own is called if no recipe has a name for it; "" for other data."""
+    data = typed.read_overrides(overrides, schema.text_keys()).get("dataset.name")
+    if not isinstance(data, str) or not (PassedLabel.FORM.fullmatch(data) or is_own_data(data)):
+        return ""
+    words = data.partition(" (given in Python")[0].rpartition(":")[2]
+    path = Path(os.path.abspath(words))
+    return re.sub(r"[^\w.-]+", "-", path.name if path.is_dir() else path.stem)[:40].strip("-.")
+
+
 def _find_recipe(recipe: str | Path) -> Path:
     """Return the path of a recipe: a bare word is a packaged one, anything with a suffix or a separator is a file."""
     if not isinstance(recipe, str | os.PathLike):
@@ -120,11 +133,7 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     values, wrong = _checked(schema.default_values(given, known) | given, known)
     if wrong:
         raise ConfigError(" ".join([*problems, *wrong]))
-    for key, canonical in CANONICAL.items():
-        try:
-            values[key] = canonical(values[key])
-        except ConfigError as error:
-            problems.append(str(error))
+    problems += _made_canonical(values)
     chosen = "clients" in overrides or ("scenario" not in overrides and "clients" in recipe)
     if not problems and not chosen and schema.counts_clients(values["scenario"]):
         values["clients"] = 0
@@ -132,6 +141,17 @@ def _resolve(recipe: FlatValues, overrides: FlatValues, name: str) -> RunConfig:
     if problems := [*problems, *refuse_config(config, known)]:
         raise ConfigError(" ".join(problems))
     return config
+
+
+def _made_canonical(values: FlatValues) -> list[str]:
+    """Write each text that has a grammar as it is always written; return what is wrong with those that have not."""
+    problems = []
+    for key in CANONICAL.keys() & values.keys():
+        try:
+            values[key] = CANONICAL[key](values[key])
+        except ConfigError as error:
+            problems.append(str(error))
+    return sorted(problems)
 
 
 def _algorithm(recipe: FlatValues, overrides: FlatValues) -> tuple[str, FlatValues]:

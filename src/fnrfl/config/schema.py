@@ -15,13 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
-from fnrfl.config.typed import FlatValues, flatten, toml
-from fnrfl.core.options import NetworkOptions, Option, Value, option, options_of, values_of
+from fnrfl.config.typed import FlatValues, as_known, flatten, show_value, toml
+from fnrfl.core.errors import ConfigError
+from fnrfl.core.options import NetworkOptions, Option, Value, option, options_of, read_call, values_of, written
 from fnrfl.core.training import ClientOptions, FnrOptions
+from fnrfl.core.words import choices
 
 Size = Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)]
 
@@ -77,6 +79,12 @@ class MethodOptions:
 
     name: str = option("fedavg", 'a method, or "module:Class" of your own')
     options: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The method with the options that have another value than the default, as it is typed: fedprox(mu=0.1)."""
+        defaults = {option.name: option.default for option in registry.options(self.name)}
+        return written(self.name, {k: v for k, v in self.options.items() if v != defaults.get(k)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +304,28 @@ def canonical(scenario: str) -> str:
     from fnrfl.data.scenarios import parse
 
     return str(parse(scenario))
+
+
+def canonical_inner(words: str) -> str:
+    """The method that another goes around as it is always written: with the options that are not at their default."""
+    try:
+        name, options = read_call(words)
+    except ValueError:
+        return words  # whoever builds it says what is wrong with it
+    name = as_known(name, registry.method_names())
+    if not options or name not in registry.method_names():
+        return words
+    known = {one.name: Key.of(f"{name}.{one.name}", one) for one in registry.options(name)}
+    checked: dict[str, Value] = {}
+    for word, value in options.items():
+        said = f"algorithm.inner = {show_value(words)}: {word}"
+        if word not in known:
+            raise ConfigError(f"{said} is not an option of {name}. {choices(word, known)}.")
+        try:
+            checked[word] = known[word].checked(value)
+        except ValidationError:
+            raise ConfigError(f"{said} must be {known[word].rule}.") from None
+    return MethodOptions(name=name, options=checked).label
 
 
 def counts_clients(scenario: str) -> bool:

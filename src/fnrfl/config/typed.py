@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fnrfl.core.errors import ConfigError
-from fnrfl.core.options import Value
+from fnrfl.core.options import Value, read_call
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, object]
 FlatValues: TypeAlias = dict[str, Any]  # dotted key -> value, plus "fnr": whether refinement is on
@@ -76,8 +76,25 @@ def flatten(tree: Mapping[str, object], text_keys: Collection[str] = (), prefix:
                 flat[path] = {}  # right for a section, wrong for a value: whoever knows the keys decides
         elif path != "fnr":
             path = f"{path}.name" if path in SHORTHANDS else path
-            flat[path] = _settled(value, path in text_keys)
+            found = {path: _settled(value, path in text_keys)}
+            flat |= _method(found[path], tree if prefix else {}) if path == "algorithm.name" else found
     return flat
+
+
+def _method(words: object, beside: Mapping[str, object]) -> FlatValues:
+    """The name and the options of a method that is typed with them, as fedprox(mu=0.1); `beside` has its section."""
+    if not isinstance(words, str) or "(" not in words or PassedLabel.FORM.fullmatch(words):
+        return {"algorithm.name": words}
+    try:
+        name, options = read_call(words)
+    except ValueError as error:
+        raise ConfigError(
+            f"algorithm = {show_value(words)} cannot be read. Write the options of a method by name, once each, in "
+            "brackets, as in fedprox(mu=0.1)."
+        ) from error
+    if twice := [option for option in options if option in beside or option == "name"]:
+        raise ConfigError(f"algorithm.{twice[0]} is given twice: in {shortened(words)} and beside it. Give one.")
+    return {"algorithm.name": name, **{f"algorithm.{option}": value for option, value in options.items()}}
 
 
 def read_overrides(overrides: Overrides, text_keys: Collection[str]) -> FlatValues:

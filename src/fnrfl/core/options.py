@@ -1,11 +1,20 @@
-"""Options: what a config can set. Each is declared once, as a field of the dataclass that uses it; no torch here."""
+"""Options: what a config can set. Each is declared once, as a field of the dataclass that uses it; no torch here.
+
+A name may have options beside it, as they are typed: `resnet18(head=1000)`, `fedprox(mu=0.1)`.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_type_hints
+
+from fnrfl.process import parser_lock
 
 Value: TypeAlias = bool | int | float | str
 T = TypeVar("T")
@@ -38,6 +47,64 @@ def option(
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     field: T = dataclasses.field(default=default, metadata={"help": help, **bounds})
     return field
+
+
+WITH_OPTIONS = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+def read_call(text: str) -> tuple[str, dict[str, object]]:
+    """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes.
+
+    >>> read_call("resnet18(head=1000, norm=batch)")
+    ('resnet18', {'head': 1000, 'norm': 'batch'})
+    """
+    match = WITH_OPTIONS.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError
+        source = f"f({match[2] or ''})"
+        with parser_lock:
+            call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        found: dict[str, object] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in found:
+                raise ValueError
+            found[keyword.arg] = _word_or_value(keyword.value, source)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{text!r} is not a name with options") from error
+    return match[1], found
+
+
+def _word_or_value(node: ast.expr, source: str) -> object:
+    if isinstance(node, ast.Name | ast.Call | ast.BinOp):  # batch, fedprox(mu=0.1), public-share
+        words = str(ast.get_source_segment(source, node))
+        if isinstance(node, ast.Call):
+            read_call(words)
+        return {"true": True, "false": False}.get(words, words)
+    return ast.literal_eval(node)
+
+
+def written(name: str, options: Mapping[str, object]) -> str:
+    """Write a name and its options so that `read_call` reads them: fedprox(mu=0.1).
+
+    >>> written("fedavgm", {"beta": 1.0, "inner": "fedprox(mu=0.1)"})
+    'fedavgm(beta=1, inner=fedprox(mu=0.1))'
+    """
+    pairs = [f"{key}={_typed(value)}" for key, value in options.items()]
+    return f"{name}({', '.join(pairs)})" if pairs else name
+
+
+def _typed(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        with suppress(ValueError):  # without quotes where it stays what it is
+            if read_call(f"f(x={value})")[1] == {"x": value}:
+                return value
+        return json.dumps(value, ensure_ascii=False)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else repr(value)
 
 
 def options_of(cls: type) -> tuple[Option, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
 
@@ -11,9 +10,9 @@ from torch import nn
 
 from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.options import read_call
 from fnrfl.core.words import did_you_mean
 from fnrfl.models.networks import VGG11, cnn, mlp, resnet18, resnet50, simple_cnn
-from fnrfl.process import parser_lock
 
 Factory = Callable[..., nn.Module]
 
@@ -61,33 +60,13 @@ def build_model(spec: str, input_shape: tuple[int, ...], num_classes: int, facto
 
 
 def _parse_spec(spec: str) -> tuple[str, dict[str, object]]:
-    """Split `name(key=value, ...)`; values are numbers, true, false, or words with or without quotes."""
-    match = usercode.WITH_OPTIONS.fullmatch(spec)
     try:
-        if match is None:
-            raise ValueError
-        text = f"f({match[2] or ''})"
-        with parser_lock:
-            call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError
-        options: dict[str, object] = {}
-        for keyword in call.keywords:
-            if keyword.arg is None or keyword.arg in options:
-                raise ValueError
-            options[keyword.arg] = _option_value(keyword.value)
-    except (ValueError, TypeError, SyntaxError) as error:
+        return read_call(spec)
+    except ValueError as error:
         raise ConfigError(
             f"Model {spec!r} cannot be read. Write a name, and options by name and once each in parentheses, "
             'such as "resnet18", "resnet18(head=1000)" or "my_pkg.nets:make_net".'
         ) from error
-    return match[1], options
-
-
-def _option_value(node: ast.expr) -> object:
-    if isinstance(node, ast.Name):
-        return {"true": True, "false": False}.get(node.id, node.id)
-    return ast.literal_eval(node)
 
 
 def _check_options(spec: str, factory: Factory, options: dict[str, object]) -> None:

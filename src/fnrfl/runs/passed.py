@@ -24,7 +24,7 @@ from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.modules import unwrapped
 from fnrfl.core.object_hash import module_hash, object_hash, tensors_hash
-from fnrfl.core.options import values_of
+from fnrfl.core.options import values_of, written
 from fnrfl.data.objects import read_object, values_hash
 from fnrfl.process import isolated
 
@@ -165,8 +165,9 @@ def split_axes(
                     "Give functions that make the modules."
                 )
             plain = _packaged_method(value) if section == "algorithm" else None
-            if plain is not None and type(_method(value))() == _method(value):
-                axes[key][place] = plain["name"]
+            if plain is not None:
+                name, options = str(plain.pop("name")), values_of(type(_method(value))())
+                axes[key][place] = written(name, {k: v for k, v in plain.items() if v != options[k]})
             else:
                 objects += _READERS[section](value, section)
                 axes[key][place] = objects[-1].label

@@ -114,7 +114,7 @@ class Result(RunMetrics):
     @property
     def _what(self) -> str:
         config = self.config
-        return f"{config.algorithm.name}{'' if config.fnr is None else ' + FNR'} on {config.dataset.name}"
+        return f"{config.algorithm.label}{'' if config.fnr is None else ' + FNR'} on {config.dataset.name}"
 
     def plot(self, metric: str = "accuracy", ax: Any = None) -> Any:
         """Draw a curve of `curve()` over the rounds with matplotlib; return its axes."""

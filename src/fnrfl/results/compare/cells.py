@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import SupportsIndex
 
-from fnrfl.config import RunConfig, load, slug
-from fnrfl.config.typed import SHORTHANDS, flatten, toml
+from fnrfl.config import RunConfig, load, registry, slug
+from fnrfl.config.typed import SHORTHANDS, flatten, read_overrides, toml
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import Value
-from fnrfl.core.words import choices
+from fnrfl.core.words import choices, counted
 from fnrfl.rundir.configs import WEIGHTED, flat_config, is_control
 from fnrfl.rundir.files import numbered_names
 
+logger = logging.getLogger("fnrfl")
 Parts = tuple[tuple[str, str], ...]  # what tells a group from the others: key and words
 
 SELF_EXPLAINING = ("algorithm.name", "dataset.name", "model.name", "scenario")  # the value says what it is
@@ -101,11 +104,17 @@ def names(labels: Iterable[str]) -> list[str]:
 def _groups(
     recipe: str | Path | None, overrides: Sequence[str], axes: Mapping[str, Sequence[str]], seed: int, trust: bool
 ) -> list[Group]:
-    """One group per combination that makes a config of its own; every combination that makes none is told."""
+    """One group per combination that makes a config of its own; every combination that makes none is told.
+
+    A key that changes nothing is left out of a combination, and of those that are the same then the first stays.
+    """
     groups: dict[str, Group] = {}  # by config
     problems: dict[str, list[str]] = {}  # what is wrong, and with which combinations
+    void: dict[str, None] = {}  # keys that change nothing, and where
+    takes = _options_by_method(axes)
     for choice in itertools.product(*axes.values()):
         values = dict(zip(axes, choice, strict=True))
+        without = _void_options(values, takes)
         # A key of [fnr] turns FNR on; the switch comes after it, so that `fnr=off` beside `fnr.weight=0.1,1` is off.
         given = sorted((f"{key}={value}" for key, value in values.items()), key=lambda text: text.startswith("fnr="))
         try:
@@ -113,21 +122,62 @@ def _groups(
         except ConfigError as error:
             problems.setdefault(str(error), []).append(", ".join(given))
             continue
-        group = Group(_parts(values, config), config)
+        if config.fnr is not None and config.algorithm.name in registry.UNREFINED:
+            config = replace(config, fnr=None)
+            without.append(f"fnr with {config.algorithm.name}")
+        elif config.fnr is None:
+            without += [f"{key} with fnr = off" for key in values if key.startswith("fnr.")]
+        group = Group(_parts(values, config, axes), config)
+        void |= dict.fromkeys(without)
         twin = groups.setdefault(replace(config, name="").to_toml(), group)  # the same run under any name
         if twin.parts != group.parts:
             problems.setdefault(f"{', '.join(given)} is the same as {twin.label}; give it once.", [])
-    if problems:
-        everywhere = len(problems) == 1 and not groups
-        told = (f"{'; '.join(where)}: {what}" if where and not everywhere else what for what, where in problems.items())
-        raise ConfigError(" ".join(told))
+    _refuse(problems, everywhere=not groups)
+    left = math.prod(map(len, axes.values())) - len(groups)
+    if void:
+        few = f" {counted(left, 'combination is', 'combinations are')} left out." if left else ""
+        logger.warning(f"a key that changes nothing is not set: {'; '.join(void)}.{few}")
     return list(groups.values())
 
 
-def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
+def _refuse(problems: Mapping[str, Sequence[str]], *, everywhere: bool) -> None:
+    """Raise if there is a problem: each once, with the combinations that have it unless it is the only one of all."""
+    alone = everywhere and len(problems) == 1
+    told = (f"{'; '.join(where)}: {what}" if where and not alone else what for what, where in problems.items())
+    if problems:
+        raise ConfigError(" ".join(told))
+
+
+def _void_options(values: dict[str, str], takes: Mapping[str, set[str]]) -> list[str]:
+    """Leave options out that the method of a combination does not have, and others do; return which."""
+    method = values.get("algorithm.name", "")
+    void = [key for key in values if key in takes and method not in takes[key]]
+    for key in void:
+        del values[key]
+    return [f"{key} with {method}" for key in void]
+
+
+def _options_by_method(axes: Mapping[str, Sequence[str]]) -> dict[str, set[str]]:
+    """For each varied option of a method the methods among those varied that have it; empty for one that none has."""
+    varied = [key for key in axes if key.startswith("algorithm.") and key != "algorithm.name"]
+    found: dict[str, set[str]] = {}
+    for method in axes.get("algorithm.name", ()) if varied else ():
+        if twice := [key for key in read_overrides([f"algorithm.name={method}"], ()) if key in varied]:
+            raise ConfigError(f"{twice[0]} is given twice: in {method} and in a list of its own. Give one.")
+        try:
+            options = load(None, [f"algorithm.name={method}"]).algorithm.options
+        except ConfigError:  # its combinations are refused in the same words
+            options = {}
+        for key in varied:
+            if key.removeprefix("algorithm.") in options:
+                found.setdefault(key, set[str]()).add(method)
+    return found
+
+
+def _parts(values: Mapping[str, str], config: RunConfig, axes: Mapping[str, Sequence[str]]) -> Parts:
     """What varies, in words, and FNR wherever it is on."""
     parts = [
-        (key, _words(key, value, config))
+        (key, _words(key, value, config, axes))
         for key, value in values.items()
         if config.fnr is not None or not key.startswith("fnr.")
     ]
@@ -138,11 +188,17 @@ def _parts(values: Mapping[str, str], config: RunConfig) -> Parts:
     return tuple(parts)
 
 
-def _words(key: str, value: str, config: RunConfig) -> str:
-    """A key and its value, as the config says it, so that FedAvg and fedavg, yes and on are the same."""
+def _words(key: str, value: str, config: RunConfig, axes: Mapping[str, Sequence[str]]) -> str:
+    """A key and its value, as the config says it, so that FedAvg and fedavg, yes and on are the same.
+
+    Methods have their options beside them if some were typed so; those that vary by themselves are not repeated.
+    """
     section, _, word = key.rpartition(".")
     if key == "fnr":
         value = "off" if config.fnr is None else "on"
+    elif key == "algorithm.name" and any("(" in one for one in axes[key]):
+        options = {k: v for k, v in config.algorithm.options.items() if f"algorithm.{k}" not in axes}
+        value = replace(config.algorithm, options=options).label
     elif section in SHORTHANDS and word == "name":
         value = str(getattr(config, section).name)
     plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
