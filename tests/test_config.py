@@ -35,7 +35,8 @@ PAGE = """
     model.init client.class_weights
     public.source public.size public.ranking public.distill validation.size
     engine.name engine.precision engine.deterministic engine.clients_at_once engine.threads engine.accelerate
-    client.clip_update client.schedule network.on_missing network.min_share network.max_share network.train_deadline
+    client.clip_update client.schedule
+    stop network.on_missing network.min_share network.max_share network.train_deadline
     network.refine_deadline    network.measure_deadline network.retries network.address network.cpus network.gpus
     leaks.public_is_test leaks.norm_pass_train_mode leaks.constant_penalty leaks.clean_test_for_fnr
 """

@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {  # a value that is allowed and not the default, where 
     "client.lr_decay": 0.5, "client.nonfinite": "skip", "participation": 0.5, "public.source": "public.npz",
     "public.distill": 0.1, "engine.name": "loop", "engine.precision": "float64", "engine.clients_at_once": 3,
     "engine.threads": 3, "algorithm.inner": "scaffold", "metrics": "mine:brier",
-    "client.schedule": "cosine",
+    "client.schedule": "cosine", "stop": "patience(5)",
     "client.class_weights": "balanced", "model.init": "weights (given in Python, 01234567)",
 }  # fmt: skip
 

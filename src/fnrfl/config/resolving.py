@@ -16,6 +16,7 @@ from fnrfl.config import registry, schema, typed
 from fnrfl.config.keys import Key
 from fnrfl.config.refusals import is_own_data, refuse_config, refuse_keys, refuse_value
 from fnrfl.config.schema import MethodOptions, RunConfig
+from fnrfl.config.stopping import canonical_stop
 from fnrfl.config.typed import FlatValues, Overrides, PassedLabel, as_known, shortened, show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.training import canonical_class_weights, canonical_schedule
@@ -26,6 +27,7 @@ CANONICAL = {  # keys whose text has a grammar: equal ones are written alike
     "scenario": schema.canonical,
     "client.class_weights": canonical_class_weights,
     "client.schedule": canonical_schedule,
+    "stop": canonical_stop,
     "algorithm.inner": schema.canonical_inner,
 }
 

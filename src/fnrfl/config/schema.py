@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from fnrfl.config import registry
 from fnrfl.config.keys import Key
+from fnrfl.config.stopping import StopRule
 from fnrfl.config.typed import FlatValues, as_known, flatten, show_value, toml
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import NetworkOptions, Option, Value, option, options_of, read_call, values_of, written
@@ -142,6 +143,11 @@ class RunConfig:
     participation: float = option(1.0, "share of clients active in a round", gt=0, le=1)
     protocol: Literal["honest", "paper"] = option("honest", "paper: the released code's settings and leaks")
     scenario: str = option("label-dirichlet(0.5)", "how the data is spread over the clients; parts joined by +")
+    stop: str = option(
+        "never",
+        "what ends a run early: patience(5), so many rounds without a better validation accuracy; patience(5, "
+        "keep=best) keeps the best model, not the last",
+    )
     metrics: str = option("none", 'metrics of your own, "module:function"; several are joined by commas')
     dataset: DatasetOptions
     model: ModelOptions
@@ -153,6 +159,11 @@ class RunConfig:
     engine: EngineOptions
     network: NetworkOptions
     leaks: LeakOptions
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """What ends the run before its last round."""
+        return StopRule.read(self.stop)
 
     @property
     def leaks_on(self) -> tuple[str, ...]:

@@ -22,13 +22,18 @@ from fnrfl.core.trees import Tree, aligned, prefixed, under
 from fnrfl.core.values import State
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import written
-from fnrfl.rundir.record import CHECKPOINT_FORMAT, File, Index, read_index
+from fnrfl.rundir.record import CHECKPOINT_FORMAT, File, Index, Kept, read_index
 
 COMPILED = re.compile(r"(^|/)(?:_orig_mod\.)+")  # what torch.compile put before names, and older versions left there
 
 
-def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory, *, config: str, log: str) -> None:
-    """Keep the state after `done` rounds; `config` and `log` are the sha256 of the config and of the log so far."""
+def save_checkpoint(
+    run_dir: Path, done: int, state: State, store: ClientMemory, *, best: bool | None = None, config: str, log: str
+) -> None:
+    """Keep the state after `done` rounds; `config` and `log` are the sha256 of the config and of the log so far.
+
+    `best`: this round is the best so far, so its files stay. False: another was, whose files stay. None: none do.
+    """
     before = read_index(run_dir)
     clients = {}
     for client, file in before.clients.items() if before else ():
@@ -51,9 +56,11 @@ def save_checkpoint(run_dir: Path, done: int, state: State, store: ClientMemory,
     files.sync(part)
     part.rename(folder)
     files.sync(rounds)
+    stays = Kept(server=server, clients=clients) if best else before.best if before and best is False else None
     new = Index(
-        format=CHECKPOINT_FORMAT, round=done, config=config, log=log, server=server, clients=clients, model=None
-    )
+        format=CHECKPOINT_FORMAT, round=done, config=config, log=log, server=server, clients=clients, best=stays,
+        model=None,
+    )  # fmt: skip
     _write_index(run_dir, new)
     store.changed.clear()
     _prune(run_dir, new)
@@ -85,12 +92,20 @@ def load_checkpoint(run_dir: Path, saved: Index, store: ClientMemory) -> State:
     return state
 
 
-def server_state(run_dir: Path, saved: Index) -> State:
+def server_state(run_dir: Path, saved: Index | Kept) -> State:
     """What the server knows in a checkpoint."""
     flat = _read_file(run_dir, saved.server)
     if "params" not in flat:
         raise files.damaged(run_dir / saved.server.file, "it is not a server's state")
     return State(flat["params"], under("buffers", flat, "/"), under("extra", flat, "/"))
+
+
+def best_models(run_dir: Path, saved: Index) -> tuple[State, dict[int, Tree]] | None:
+    """What the server knew, and what clients remembered, after the best round of a run that will keep its model."""
+    if saved.best is None:
+        return None
+    memories = {client: _read_file(run_dir, file) for client, file in saved.best.clients.items()}
+    return server_state(run_dir, saved.best), memories
 
 
 def check_files(run_dir: Path, saved: Index) -> None:
@@ -118,7 +133,8 @@ def model(run_dir: Path, saved: Index) -> Tree:
 
 
 def _write_index(run_dir: Path, new: Index) -> None:
-    files.write(run_dir / "checkpoint.json", new.model_dump_json(indent=1) + "\n")
+    text = new.model_dump_json(indent=1, exclude=None if new.best else {"best"})
+    files.write(run_dir / "checkpoint.json", text + "\n")
 
 
 def _free(folder: Path, name: str, ending: str = "") -> Path:
@@ -134,7 +150,8 @@ def _refuse_links(*paths: Path) -> None:
 
 
 def _prune(run_dir: Path, saved: Index) -> None:
-    alive = {saved.server.file, *(file.file for file in saved.clients.values())}
+    both = (saved, saved.best) if saved.best else (saved,)
+    alive = {file.file for one in both for file in (one.server, *one.clients.values())}
     for path in written(run_dir, "rounds"):
         if path.is_dir():
             with suppress(OSError):  # not empty: files of this checkpoint, or somebody else's

@@ -92,6 +92,7 @@ class RoundRecord(TypedDict):
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]
+    ended: NotRequired[str]  # of the last round, why it is the last or whose model is kept
     refined: NotRequired[list[int]]
     not_refined: NotRequired[list[int]]
     dropped: NotRequired[list[int]]
@@ -175,6 +176,15 @@ class File(BaseModel):
     sha256: str | None
 
 
+class Kept(BaseModel):
+    """The files of an earlier checkpoint that are still needed: those of the best round so far."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    server: File
+    clients: dict[Annotated[int, Strict(False)], File]
+
+
 class Index(BaseModel):
     """What `checkpoint.json` says."""
 
@@ -186,15 +196,18 @@ class Index(BaseModel):
     log: str | None
     server: File
     clients: dict[Annotated[int, Strict(False)], File]
+    best: Kept | None = None  # while a run goes on that will keep its best model
     model: str | None  # sha256 of model.safetensors, once the run is finished
 
     @model_validator(mode="after")
     def _names_what_a_checkpoint_writes(self) -> Index:
-        named = {"server": self.server, **{f"client-{client}": file for client, file in self.clients.items()}}
-        for stem, file in named.items():
+        both = (self, self.best) if self.best else (self,)
+        pairs = [(f"client-{client}", file) for one in both for client, file in one.clients.items()]
+        pairs += [("server", one.server) for one in both]
+        for stem, file in pairs:
             if not re.fullmatch(rf"{CHECKPOINT_FOLDER}/{stem}\.safetensors", file.file):
                 raise ValueError(f"{file.file!r} is named as the file of {stem}, which no checkpoint has written")
-        if self.format == CHECKPOINT_FORMAT and None in (self.log, *(file.sha256 for file in named.values())):
+        if self.format == CHECKPOINT_FORMAT and None in (self.log, *(file.sha256 for _, file in pairs)):
             raise ValueError("a hash is missing")
         return self
 

@@ -27,11 +27,12 @@ import torch
 
 import fnrfl
 from fnrfl.config import RunConfig, loads
+from fnrfl.config.stopping import best_round
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.store import CPU
 from fnrfl.core.trees import aligned, moved
-from fnrfl.core.types import State
+from fnrfl.core.types import State, Tree
 from fnrfl.data.datasets import Facts
 from fnrfl.data.scaling import Scaling
 from fnrfl.engines.metered import Metered
@@ -45,7 +46,9 @@ from fnrfl.rundir.origin import read_origin
 from fnrfl.rundir.record import Index, checked_rounds
 from fnrfl.runs.callbacks import Listeners, log_once
 from fnrfl.runs.error_context import check_scores, check_shapes, check_state, for_json, method_errors, model_errors
+from fnrfl.runs.metrics import validation_metric
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
+from fnrfl.runs.quality import leading_metric
 from fnrfl.runs.result import Result, models_in_memory, models_on_disk
 from fnrfl.runs.scores import score_round
 from fnrfl.runs.setup.build import Built, RunParts, build
@@ -136,7 +139,8 @@ def resume(
             check_shapes(run_dir, state, built.engine)
         logged = b"".join(found.log)
         files.write(run_dir / "events.jsonl", logged)
-        log = RunLog(built, checkpoint_every, place, header, rounds, state, logged)
+        best = None if found.saved is None else checkpoint.best_models(run_dir, found.saved)
+        log = RunLog(built, checkpoint_every, place, header, rounds, state, logged, best=best)
         return _train(log, told, phase)
 
 
@@ -152,16 +156,16 @@ def load(run_dir: str | Path, *, trust: bool = False, passed: PassedObjects = NO
         raise ConfigError(f"{run_dir} is not finished. Go on with `fnrfl resume {shlex.quote(str(run_dir))}`.")
     found = verify(run_dir, trust=trust)
     config, saved = found.config, found.saved
-    if saved is None or saved.round != config.rounds:
+    header, *rounds = found.events_so_far
+    passed.check_resumed(run_dir, config)
+    personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised
+    if saved is None or not is_over(config, rounds, judge_of(personalised)):
         raise ConfigError(
             f"{run_dir} has a model and no checkpoint.json of its last round, so nothing shows that its files belong "
             "together. Put that file back, or run again into another directory."
         )
-    passed.check_resumed(run_dir, config)
-    header, *rounds = found.events_so_far
     checkpoint.check_files(run_dir, saved)
     weights = checkpoint.model(run_dir, saved)
-    personalised = header["personalised"] if "personalised" in header else build_algorithm(config, passed).personalised
     stored = models_on_disk(run_dir, saved) if personalised else None
     return Result(config, rounds, weights, Facts.from_json(header["data"]), run_dir, stored, passed)
 
@@ -178,6 +182,7 @@ class RunLog:
     state: State | None = None  # of the checkpoint that it goes on from
     logged: bytes = b""  # what its log has so far
     saved_at: float = 0.0
+    best: tuple[State, dict[int, Tree]] | None = None  # the models of the best round, if they will be kept
 
     @cached_property
     def header(self) -> Event:
@@ -196,6 +201,26 @@ class RunLog:
         where = {"run_dir": None, "folder": None} if place is None else {"run_dir": place.given, "folder": place.path}
         return known | where | {"rounds_done": len(self.rounds), "resumed": self.began is not None}
 
+    @property
+    def is_best(self) -> bool:
+        """Whether the last round is the best so far, and its models are to be kept."""
+        return self.best is not None and best_round(_judged(self.rounds, self.judge)) == len(self.rounds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds are done, or as many as the rule of the run allows."""
+        return is_over(self.built.config, self.rounds, self.judge)
+
+    @property
+    def judge(self) -> str:
+        """The number of a round that says which is the best."""
+        return judge_of(self.built.algorithm.personalised)
+
+    @property
+    def personal(self) -> list[int]:
+        """Clients whose memory has a model of their own."""
+        return list(self.built.engine.memory) if self.built.algorithm.personalised else []
+
     def add(self, event: Event) -> None:
         """Add a round."""
         self.rounds.append(event)
@@ -209,7 +234,8 @@ class RunLog:
             files.sync(self.place.path / "events.jsonl")  # the log is never behind the checkpoint
             hashes = {"config": self.built.config.sha256, "log": self._sha256.hexdigest()}
             memory = self.built.engine.memory
-            checkpoint.save_checkpoint(self.place.path, len(self.rounds), state, memory, **hashes)
+            best = None if self.best is None or self.is_over else self.is_best
+            checkpoint.save_checkpoint(self.place.path, len(self.rounds), state, memory, best=best, **hashes)
             self.place.settle()
             self.saved_at = time.monotonic()
 
@@ -236,12 +262,12 @@ def _train(log: RunLog, told: Listeners, phase: Phase | None) -> Result:
                     state = built.algorithm.init(built.net)
             engine.warm_up()
             log.saved_at = time.monotonic()
-            for t in range(len(log.rounds), config.rounds):
-                state, event = _train_round(built, metered, state, t)
-                last = t + 1 == config.rounds
-                stopping = None if last else stop()  # a signal that comes later takes effect after the next round
-                due = stopping or last or time.monotonic() - log.saved_at >= every
+            while not log.is_over:
+                state, event = _train_round(log, metered, state, len(log.rounds))
                 log.add(event)
+                last = log.is_over
+                stopping = None if last else stop()  # a signal that comes later takes effect after the next round
+                due = stopping or last or log.is_best or time.monotonic() - log.saved_at >= every
                 if due:
                     log.save(state)
                 try:
@@ -257,8 +283,8 @@ def _train(log: RunLog, told: Listeners, phase: Phase | None) -> Result:
     return result
 
 
-def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[State, Event]:
-    config, engine = built.config, built.engine
+def _train_round(log: RunLog, metered: Metered, state: State, t: int) -> tuple[State, Event]:
+    built, config, engine = log.built, log.built.config, log.built.engine
     engine.begin(t)
     metered.begin()
     active = cohort(config, t)
@@ -269,7 +295,7 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
     trained = engine.clock()
     metered.tell("evaluate")
     with model_errors(config, f"could not be scored after round {t + 1}"):
-        scores = score_round(built, state, last=t + 1 == config.rounds)
+        state, scores = _handed_over(log, state, score_round(built, state, last=t + 1 == config.rounds))
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}
@@ -287,6 +313,48 @@ def _train_round(built: Built, metered: Metered, state: State, t: int) -> tuple[
         **for_json(engine.notes),
         "leaks": list(config.leaks_on),
     }
+
+
+# -- its end -----------------------------------------------------------------------------------------------------------
+
+
+def judge_of(personalised: bool) -> str:
+    """Name the number of a round that the rule looks at: validation of the metric that such methods lead with."""
+    return validation_metric(leading_metric([personalised]).name)
+
+
+def is_over(config: RunConfig, rounds: Sequence[Event], judge: str) -> bool:
+    """Whether a run that has these rounds has no more to do; `judge` is the number that its rule looks at."""
+    rule = config.stop_rule
+    return len(rounds) >= config.rounds or (rule.patience is not None and rule.ends(_judged(rounds, judge)))
+
+
+def _judged(rounds: Sequence[Event], judge: str) -> list[float | None]:
+    """Return what the rule looks at; where clients have no validation data of their own, what they have together."""
+    return [event["validation_accuracy"] if event.get(judge) is None else event[judge] for event in rounds]
+
+
+def _handed_over(log: RunLog, state: State, scores: Event) -> tuple[State, Event]:
+    """Return the state after a round and its scores: after the last one, those of the model that the run keeps."""
+    rule, rounds = log.built.config.stop_rule, [*log.rounds, scores]
+    best = 0 if rule.patience is None else best_round(_judged(rounds, log.judge))
+    if not is_over(log.built.config, rounds, log.judge):
+        if rule.keeps_best and best == len(rounds):
+            log.best = state, {client: log.built.engine.memory.get(client) for client in log.personal}
+        return state, scores
+    ended = []
+    if len(rounds) < log.built.config.rounds:
+        ended.append(f"{log.judge} has not been better since round {best}")
+    if rule.keeps_best and best < len(rounds) and log.best is not None:
+        ended.append(f"the model of round {best} is kept, the best by {log.judge}")
+        state, memories = log.best
+        for client in log.personal:
+            log.built.engine.memory.put(client, memories.get(client, log.built.engine.memory.birth))
+    if not ended:
+        return state, scores
+    words = "; ".join(ended)
+    logger.info(f"the run ends after round {len(rounds)} of {log.built.config.rounds}: {words}.")
+    return state, score_round(log.built, state) | {"ended": words}
 
 
 # -- its files ---------------------------------------------------------------------------------------------------------

@@ -358,9 +358,9 @@ def _as_planned(cell: Cell, folder: Path) -> PlannedRun:
     """How far a run is; its time is known if nothing is left of it."""
     if not folder.exists():
         return PlannedRun(cell, "new", 0, None)
-    if is_finished(folder):
-        return PlannedRun(cell, "finished", cell.config.rounds, 0.0)
+    state: Literal["begun", "finished"] = "finished" if is_finished(folder) else "begun"
+    done = 0
     with suppress(FnrflError, OSError):  # whoever goes on with it will say what is wrong
         if saved := read_index(folder):
-            return PlannedRun(cell, "begun", saved.round, None)
-    return PlannedRun(cell, "begun", 0, None)
+            done = saved.round  # a rule may have ended it early
+    return PlannedRun(cell, state, done, 0.0 if state == "finished" else None)

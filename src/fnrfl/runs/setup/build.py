@@ -144,7 +144,8 @@ class Built(RunParts):
         if not aside:
             return (f"The clients share all {examples}.",) if label else ()
         listed = " and ".join(f"{count:,} as {name} data" for name, count in aside.items())
-        learnt = {"public": learns_from_public(self.algorithm), "validation": "distill" in self.algorithm.needs}
+        learnt = {"public": learns_from_public(self.algorithm)}
+        learnt["validation"] = "distill" in self.algorithm.needs or config.stop != "never"
         spare = [name for name in aside if not learnt[name]]
         words = " ".join(f"{name}.size=0" for name in spare)
         why = (

@@ -215,6 +215,14 @@ RULES = (
     Rule("public.size", _lacks_public_labels,
          "{run.method} needs labelled public data and there is none. Set public.size = 0.1, give public.source, or set "
          "{found}."),
+    Rule("stop", lambda run: run.config.stop_rule.patience and not len(run.splits.validation),
+         'stop = "{config.stop}" waits for a better value on validation data, and there is none. Set validation.size = '
+         "0.1, or stop = never."),
+    Rule("stop",
+         lambda run: run.config.engine.name == "flower" and run.algorithm.personalised
+         and run.config.stop_rule.keeps_best,
+         'stop = "{config.stop}" keeps the best model, and with {run.method} the models are those of clients on other '
+         'machines, which keep their last ones. Set stop = "patience({config.stop_rule.patience})".'),
     Rule("client.optimizer", lambda run: "linear-optimiser" in run.needs and run.config.client.optimizer != "sgd",
          "{run.method} needs local steps that are linear in the gradients, and client.optimizer = "
          '"{config.client.optimizer}" is not. Set client.optimizer = "sgd".'),
