@@ -304,7 +304,9 @@ def test_the_papers_settings_are_those_of_the_code() -> None:
 
 
 def test_the_reference_of_keys_is_generated_from_the_code() -> None:
-    assert PAGES["docs/keys.md"] == runpy.run_path(str(ROOT / "docs/site/keys.py"))["page"]()
+    made = runpy.run_path(str(ROOT / "docs/site/keys.py"))
+    assert PAGES["docs/keys.md"] == made["page"]()
+    assert made["KEYWORDS"].read_text(encoding="utf-8") == made["keywords"]()
 
 
 def test_every_leak_is_explained() -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from fnrfl.config.keywords import Keys
     from fnrfl.results import statistics
     from fnrfl.results.compare import Comparison, Notice
     from fnrfl.runs import loggers
@@ -45,7 +48,7 @@ def run(
     progress: Callable[[dict[str, Any]], None] | None = None,
     callbacks: Sequence[Any] = (),
     checkpoint_every: float = 30.0,
-    **keys: object,
+    **keys: Unpack[Keys],
 ) -> Result:
     """Run a recipe (a packaged name or a TOML file; without one, the embedded example) with some keys changed.
 
@@ -148,7 +151,7 @@ def compare(
     on: Literal["here", "processes", "ray"] = "here",
     workers: int = 2,
     stop_after: float | None = None,
-    **keys: object,
+    **keys: Unpack[Keys],
 ) -> Comparison:
     """Run every combination of the values in `over` with every seed, as `fnrfl compare` does.
 
