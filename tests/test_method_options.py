@@ -1,4 +1,4 @@
-"""Methods with their options beside them, as fedprox(mu=0.1): one config, however it is said; grids without void keys."""
+"""Methods with their options beside them, as fedprox(mu=0.1): one config, however said; grids without void keys."""
 
 from __future__ import annotations
 
