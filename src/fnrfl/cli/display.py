@@ -98,7 +98,9 @@ def grid_display(screen: Console, metric: str) -> Iterator[Callable[[Notice], No
         leak = "  leak" if notice.cell.config.leaks_on else ""
         match notice.what:
             case "done" if notice.event is not None:
-                screen.print(f"{name}  {_scored(notice.event, metric)}{leak}")
+                done, rounds = notice.event["round"], notice.event["rounds"]
+                early = f"  after {done} of {rounds} rounds" if done < rounds else ""
+                screen.print(f"{name}  {_scored(notice.event, metric)}{early}{leak}")
             case "kept":
                 screen.print(f"{name}  is finished already{leak}")
             case "failed":

@@ -152,9 +152,10 @@ def compare(
     name, words = common.recipe_and_overrides(recipe, overrides)
     if ":" in (metric or "") and not any(word.startswith("metrics=") for word in words):
         words.append(f"metrics={metric}")  # one of the user's own, which the runs must log
-    cells = _grid(name, words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
-    folder = out or comparing.default_out(cells)
     screen = console(quiet=quiet, stderr=json or dry_run)
+    with display.notices(screen):
+        cells = _grid(name, words, over or [], comparing.read_seeds(seeds), control=control, trust=trust)
+    folder = out or comparing.default_out(cells)
     _note(comparing.about_seeds(seeds), screen)
     metric = comparing.compared_metric(cells, metric).name
     how: dict[str, Any] = {"baseline": baseline, "metric": metric, "target": target}

@@ -352,9 +352,9 @@ def _handed_over(log: RunLog, state: State, scores: Event) -> tuple[State, Event
             log.built.engine.memory.put(client, memories.get(client, log.built.engine.memory.birth))
     if not ended:
         return state, scores
-    words = "; ".join(ended)
-    logger.info(f"the run ends after round {len(rounds)} of {log.built.config.rounds}: {words}.")
-    return state, score_round(log.built, state) | {"ended": words}
+    words = f"after round {len(rounds)} of {log.built.config.rounds}: {'; '.join(ended)}"
+    log_once([f'stop = "{rule}" has ended a run early, or kept an earlier model. It was {words}.'], logging.INFO)
+    return state, score_round(log.built, state) | {"ended": "; ".join(ended)}
 
 
 # -- its files ---------------------------------------------------------------------------------------------------------
