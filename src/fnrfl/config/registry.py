@@ -30,7 +30,8 @@ MODELS = {
     "vgg11": "VGG-11 without normalisation, for 32x32 images",
     "simple-cnn": "NIID-Bench's small net: two 5x5 convolutions and three linear layers",
     "cnn": "two 3x3 convolutions and one linear layer; cnn(norm=batch) has BatchNorm",
-    "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2, norm=batch); mlp(depth=0) is logistic regression",
+    "logistic": "logistic regression, one linear layer",
+    "mlp": "linear layers with ReLU; mlp(hidden=128, depth=2, norm=batch)",
 }
 # Methods that are there to be compared with, and that no page calls best.
 CONTROLS = (

@@ -12,7 +12,7 @@ from fnrfl import usercode
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.options import read_call
 from fnrfl.core.words import did_you_mean
-from fnrfl.models.networks import VGG11, cnn, mlp, resnet18, resnet50, simple_cnn
+from fnrfl.models.networks import VGG11, cnn, logistic, mlp, resnet18, resnet50, simple_cnn
 
 Factory = Callable[..., nn.Module]
 
@@ -22,6 +22,7 @@ MODELS: dict[str, Factory] = {
     "vgg11": VGG11,
     "simple-cnn": simple_cnn,
     "cnn": cnn,
+    "logistic": logistic,
     "mlp": mlp,
 }
 

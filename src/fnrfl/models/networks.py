@@ -90,6 +90,11 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(width, num_classes))
 
 
+def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Logistic regression: one linear layer."""
+    return mlp(input_shape, num_classes, depth=0)
+
+
 # -- VGG-11 without BatchNorm (configuration A of Simonyan and Zisserman, ICLR 2015), with a small classifier ----------
 
 
