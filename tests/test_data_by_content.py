@@ -299,6 +299,8 @@ def test_an_id_is_carried_and_never_fed_in(trained: runs.Result) -> None:
     assert "is no table" in command("predict", run_dir, "digits", "--id", "id", code=2).stderr
     got = predict(run_dir, data, id_column="id")
     assert got.labels == predict(run_dir, write("bare.csv", rows, NAMES)).labels
+    two = command("predict", run_dir, data, "--id", "kind", "--id", "id").stdout.splitlines()
+    assert [line.split(",")[1:3] for line in two] == [["kind", "id"], *([str(r["kind"]), str(r["id"])] for r in rows)]
     data = write("labelled.csv", [row | {"label": "x"} for row in rows], ["label", *NAMES])
     assert predict(run_dir, data, id_column="label").to_csv().startswith("row,id_label,label,p_ill")
 

@@ -792,7 +792,7 @@ def test_csv_labels_are_names_of_classes(labels: list[str], classes: tuple[str, 
         ("a,label\nnan,1\n2,1\n", "line 2 of table.csv has 'nan' in column 'a', so the value is missing"),
         ("a,label\ninf,1\n2,1\n", "not finite"),
         ("1,2\n3,4\n5,6\n", "starts with the numbers 1, 2"),
-        ("a;label\n1;x\n2;y\n", "separated by commas"),
+        ("a:label\n1:x\n2:y\n", "separated by commas, semicolons, tabs or vertical bars"),
         ("", "0 lines"),
         ("a,label\n", "must have a header"),
         ('a,label\n1,"x\n', "cannot be read as a table"),
@@ -808,11 +808,10 @@ def test_a_file_whose_fault_is_known_is_refused_with_the_way_out_of_it() -> None
     with pytest.raises(ConfigError, match="table.csv does not exist"):
         load("table.csv")
     text = "0,1,höhe,label\n" + "".join(f"1,2,{n},{n % 2}\n" for n in range(10))
-    for encoding in ("latin-1", "utf-16"):
-        Path("table.csv").write_text(text, encoding=encoding)
-        with pytest.raises(ConfigError, match="another encoding, such as Latin-1 or UTF-16.* Save it as UTF-8") as told:
-            load("table.csv")
-        assert "Write it again" not in str(told.value)
+    Path("table.csv").write_bytes(text.encode("latin-1") + bytes(5))
+    with pytest.raises(ConfigError, match="no text, or text in another encoding.* Save it as UTF-8") as told:
+        load("table.csv")
+    assert "Write it again" not in str(told.value)
     Path("table.csv").write_text(text, encoding="utf-8")
     objects = np.array(["ja", "nein"] * 5, dtype=object)
     np.savez("own.npz", x=np.zeros((10, 3)), y=objects)
@@ -888,7 +887,7 @@ def test_bad_image_folders_are_refused_with_a_sentence() -> None:
         load("empty")
     write_image("pets/cat/a.png", 1)
     write_image("pets/cat/b.png", 1, size=(7, 5))
-    with pytest.raises(ConfigError, match="b.png is 7 x 5 pixels and .*a.png is 6 x 5; all images must have one size"):
+    with pytest.raises(ConfigError, match=r"b.png is 5 x 7 pixels \(height x width\) and .*a.png is 5 x 6; all images"):
         load("pets")
     raw = Path("pets/cat/a.png").read_bytes()
     for bad in (raw[:40], b"no image", b""):
@@ -952,7 +951,7 @@ def test_a_function_of_the_users_may_return_all_forms() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("cifar-10", "Did you mean 'cifar10'"), ("absent/", "digits, fashion-mnist, cifar10, a .npz")],
+    [("cifar-10", "Did you mean 'cifar10'"), ("absent/", r"digits, fashion-mnist, cifar10, a file \(.csv, ")],
 )
 def test_an_unknown_name_is_refused_with_what_it_may_be(name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

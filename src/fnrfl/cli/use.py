@@ -129,7 +129,8 @@ def predict(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a file that is already there.")] = False,
     client: Client = None,
     carried: Annotated[
-        str | None, Option("--id", metavar="COLUMN", help="A column of the table to carry along; no input.")
+        list[str] | None,
+        Option("--id", metavar="COLUMN", help="A column of the table to carry along; no input. May be given again."),
     ] = None,
     trust: Trust = False,
     quiet: Quiet = False,
@@ -138,7 +139,7 @@ def predict(
 
     \b
     fnrfl predict runs/digits-fedavg-0 new.npz -o predictions.csv
-    fnrfl predict runs/mine-fedavg-0 new-patients.csv --id patient | head
+    fnrfl predict runs/mine-fedavg-0 new-patients.csv --id patient --id visit | head
     fnrfl predict runs/photos-fedavg-0 a-folder-of-images/ -o predictions.csv
 
     Every example gets a line, in the order of the data. Labels may be missing: a .csv with just the model's inputs as
@@ -153,7 +154,7 @@ def predict(
         if not overwrite:
             check_new(out)
     with stdout_for_the_answer() if out is None else nullcontext():
-        found = ask(run_dir, data, client=client, id_column=carried, trust=trust)
+        found = ask(run_dir, data, client=client, id_column=carried or (), trust=trust)
         print_leaks(found.trained.config.leaks_on, quiet=quiet, stderr=True)
         print_notes(found.notes, quiet=quiet)
         if out is None:

@@ -13,14 +13,14 @@ from fnrfl.config.schema import TWINS, RunConfig, counts_clients
 from fnrfl.config.typed import FlatValues, PassedLabel, same_key, shortened, show_value
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices, nearest
-from fnrfl.data.reading import parse_image_size
+from fnrfl.data.reading import DATA_ENDINGS, parse_image_size
 
 LONGEST_NAME = 150  # bytes: a folder's name has the method and the seed as well, and at most 255
 
 
 def is_own_data(text: str) -> bool:
     """Return whether a text looks like a file, a folder or a function of the user's."""
-    return Path(text).suffix.lower() in (".npz", ".csv", ".json") or ":" in text or "/" in text or os.path.isdir(text)
+    return Path(text).suffix.lower() in DATA_ENDINGS or ":" in text or "/" in text or os.path.isdir(text)
 
 
 @dataclass(frozen=True)

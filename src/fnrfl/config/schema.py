@@ -54,6 +54,7 @@ class DatasetOptions:
     client: str = option("", "a table's column that says which client holds a row; never an input")
     ignore: str = option("", "columns of a table that are no inputs, separated by commas")
     categories: str = option("", "columns of a table whose numbers are names of categories, separated by commas")
+    rename: str = option("", "columns that some tables call otherwise, old=new, separated by commas")
     missing: Literal["refuse", "mean", "drop"] = option(
         "refuse", "missing values; mean: that of the clients' known values, drop: leave such examples out"
     )

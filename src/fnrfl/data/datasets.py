@@ -26,7 +26,16 @@ from fnrfl.data.normalise import normalise
 from fnrfl.data.objects import read_object
 from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition import holdout
-from fnrfl.data.reading import PLAIN_READING, Columns, Examples, Expected, RawData, Reading
+from fnrfl.data.reading import (
+    DATA_ENDINGS,
+    PLAIN_READING,
+    TABLE_ENDINGS,
+    Columns,
+    Examples,
+    Expected,
+    RawData,
+    Reading,
+)
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
 
@@ -199,13 +208,13 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
     Without `expected` it is to be trained on; with it, it is compared with what a model expects. `reading` says how.
     """
     path = Path(os.path.expanduser(name))  # of an unknown user: as it is, where Path would raise
-    if expected is None:
+    if expected is None and (path.exists() or name in NAMED_DATASETS or ":" in name):
         refuse_keys_of_others(name, path, reading)
     if name in NAMED_DATASETS:
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
-    if path.is_dir() or path.suffix.lower() in (*sites.TABLE_ENDINGS, sites.LEAF_ENDING):
+    if path.is_dir() or path.suffix.lower() in (*sites.FILE_ENDINGS, sites.LEAF_ENDING):
         held, source = sites.read_path(path, expected, reading), str(path.resolve())
     elif ":" in name:
         function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
@@ -229,17 +238,17 @@ def object_source(
 
 def refuse_keys_of_others(name: str, path: Path, reading: Reading) -> None:
     """Refuse keys that name columns where the data has none, and a size of pictures where it has no files of them."""
+    columns = [key for key in ("label", "client", "ignore", "categories", "rename") if getattr(reading, key)]
     if reading.image_size is not None and not path.is_dir():
         raise ConfigError(
             f"dataset.image_size resizes the images of a folder, and dataset = {name!r} is none. Leave the key out, or "
             "resize the arrays yourself."
         )
-    given = [key for key in ("label", "client", "ignore", "categories") if getattr(reading, key)]
-    if given and path.suffix.lower() != ".csv" and not sites.has_tables(path):
+    if columns and not sites.has_tables(path):
         sites.refuse_other_tables(path)
         raise ConfigError(
-            f"dataset.{given[0]} names a column of a table, and dataset = {name!r} is no table (.csv). Leave the key "
-            "out, or give a table."
+            f"dataset.{columns[0]} names a column of a table, and dataset = {name!r} is no table "
+            f"({', '.join(TABLE_ENDINGS)}). Leave the key out, or give a table."
         )
 
 
@@ -253,8 +262,8 @@ def _not_read(name: str, path: Path) -> ConfigError:
     what = "a file that is not read" if path.is_file() else "neither a known data set nor a file or folder that exists"
     way_out = " Convert it to .csv or .npz." if path.is_file() else did_you_mean(name, NAMED_DATASETS)
     return ConfigError(
-        f"dataset = {name!r} is {what}; it must be {', '.join(NAMED_DATASETS)}, a .npz, .csv or .json file, a folder "
-        f"of images or of clients, or module:function.{way_out or ' Check the name.'}"
+        f"dataset = {name!r} is {what}; it must be {', '.join(NAMED_DATASETS)}, a file ({', '.join(DATA_ENDINGS)}), a "
+        f"folder of images or of clients, or module:function.{way_out or ' Check the name.'}"
     )
 
 

@@ -152,8 +152,8 @@ def _stack(files: list[Path], expected: Expected | None, reading: Reading) -> tu
         (height, width), (this_height, this_width) = images[0].shape[:2], images[-1].shape[:2]
         if (this_height, this_width) != (height, width):
             raise ConfigError(
-                f"{file} is {this_width} x {this_height} pixels and {files[0]} is {width} x {height}; all images must "
-                f'have one size. Set dataset.image_size = "{height}x{width}", or resize them first.'
+                f"{file} is {this_height} x {this_width} pixels (height x width) and {files[0]} is {height} x {width}; "
+                f'all images must have one size. Set dataset.image_size = "{height}x{width}", or resize them first.'
             )
     grey = sum(image.ndim == 2 for image in images)
     if grey == len(images) and not (expected and expected.colour):

@@ -20,9 +20,9 @@ from fnrfl.core.object_hash import object_hash
 from fnrfl.core.rng import seeded
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.arrays import plain
+from fnrfl.data.column_names import refuse_other_columns
 from fnrfl.data.files import refuse_deep_pixels
 from fnrfl.data.reading import ONLY_PART, PARTS, Columns, Examples, Expected, RawData
-from fnrfl.data.table_summary import refuse_other_columns
 
 LABELS = ("label", "labels", "y", "target", "class")  # what items with named values call their label
 INPUTS = ("x", "image", "img", "pixel_values", "input_ids", "features", "inputs")  # and their input

@@ -28,6 +28,9 @@ Categories = dict[str, tuple[str, ...]]  # of the columns of a table that have s
 
 LARGEST_SIDE = 10_000  # of a picture, in pixels
 
+TABLE_ENDINGS = (".csv", ".tsv", ".xlsx", ".parquet")
+DATA_ENDINGS = (*TABLE_ENDINGS, ".npz", ".json")  # of files that are read as data
+
 ONLY_PART = ""  # the name of the part where data has just one
 PARTS = ("train", "test")  # the names where it has two
 
@@ -40,17 +43,19 @@ class Reading:
     client: str = ""  # a table's column that says which client holds a row; "": there is none
     ignore: tuple[str, ...] = ()  # a table's columns that are no inputs
     categories: tuple[str, ...] = ()  # a table's columns whose numbers are names of categories
+    rename: tuple[tuple[str, str], ...] = ()  # (name in some tables, name that the column has everywhere)
     missing: str = "refuse"  # what becomes of missing values: refuse, mean or drop
     image_size: tuple[int, int] | None = None  # the height and width that pictures get; None: as they are
 
     @classmethod
     def from_text(
-        cls, *, label: str, client: str, ignore: str, categories: str, missing: str, image_size: str
+        cls, *, label: str, client: str, ignore: str, categories: str, rename: str, missing: str, image_size: str
     ) -> Reading:
         """From the values of the keys; names of columns with a comma in them stand in quotes, as in a table."""
         size = parse_image_size(image_size)
         label, client = same_spelling(label.strip()), same_spelling(client.strip())
-        return cls(label, client, split_names(ignore), split_names(categories), missing, size)
+        lists = split_names(ignore), split_names(categories), split_pairs(rename)
+        return cls(label, client, *lists, missing, size)
 
 
 def parse_image_size(text: str) -> tuple[int, int] | None:
@@ -77,6 +82,20 @@ def split_names(text: str) -> tuple[str, ...]:
             "comma in it stands in quotes. Correct it."
         ) from error
     return tuple(same_spelling(name.strip()) for line in lines for name in line if name.strip())
+
+
+def split_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Pairs of names, "lactat=lactate, alter=age": what some tables call a column, and what it is called everywhere."""
+    pairs = dict[str, str]()
+    for pair in split_names(text):
+        old, _, new = (same_spelling(name.strip()) for name in pair.partition("="))
+        if not old or not new or "=" in new or old in pairs:
+            raise ConfigError(
+                f"dataset.rename = {text[:80]!r} is not allowed because of {pair!r}: it must be pairs of names that "
+                'commas separate, each old name once, as "lactat=lactate, alter=age". Correct that pair.'
+            )
+        pairs[old] = new
+    return tuple(pairs.items())
 
 
 PLAIN_READING = Reading()  # as it is where no key says otherwise
@@ -124,7 +143,7 @@ class Expected:
 
     columns: Columns | None = None  # of the table that it was trained on; None: columns are matched by position
     num_inputs: int | None = None  # for that: how many columns of a table without labels are inputs
-    carried: str | None = None  # a column of ids that is copied into the answers and is no input
+    carried: tuple[str, ...] = ()  # columns of ids that are copied into the answers and are no inputs
     colour: bool = False  # whether pictures must have three channels, so that grey ones are converted
     labelled: bool = True  # whether there must be labels
     labels_used: bool = True  # whether somebody needs those that are there; else they may have gaps
@@ -139,7 +158,7 @@ class Examples:
     x: Any
     y: Any = None  # None where nobody knows the labels
     names: Sequence[str] | None = None  # of images: paths, relative to the folder; of rows: where each is in its file
-    carried: Sequence[str] | None = None  # cells of a table's column that is no input
+    carried: Sequence[Any] | None = None  # cells of a table's columns that are no inputs
     clients: Any = None  # who holds each example: an array of ids, text or numbers; None where nobody says
 
     def take(self, index: np.ndarray) -> Examples:
@@ -188,7 +207,7 @@ def unreadable(path: Path, kind: str, error: Exception, way_out: str = "") -> Co
     if isinstance(error, FileNotFoundError):
         return ConfigError(f"dataset {path} does not exist (looked from {Path.cwd()}); name a file that does.")
     if isinstance(error, UnicodeDecodeError):
-        way_out = "it is text in another encoding, such as Latin-1 or UTF-16, or no text. Save it as UTF-8."
+        way_out = "it is no text, or text in another encoding. Save it as UTF-8."
     return ConfigError(
         f"{path} cannot be read as {kind} ({type(error).__name__}: {error}); "
         + (way_out or "it is truncated or of another kind. Write it again.")

@@ -5,6 +5,7 @@ A folder is read by what lies in it, so that nothing has to be guessed:
     CLASS/*.png                 classes, no clients            train/CLASS/*.png     the same in two parts
     SITE/CLASS/*.png            a folder of each client        SITE/train/CLASS/*.png
     SITE.csv or SITE.npz        a file of each client          SITE/train.csv and SITE/test.csv, or .npz
+                                (or .tsv, .xlsx, .parquet)
     train/*.json, test/*.json   as LEAF writes them, each file with some of the clients
 
 `train` and `test` are parts, and never names of clients.
@@ -21,13 +22,16 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import same_spelling
 from fnrfl.data.files import IMAGE_ENDINGS, images_in, read_images, read_leaf, read_loose_images, read_npz, subfolders
 from fnrfl.data.partition.by_client import some_of, sort_key
-from fnrfl.data.reading import ONLY_PART, PARTS, Expected, Held, Reading
+from fnrfl.data.reading import ONLY_PART, PARTS, TABLE_ENDINGS, Expected, Held, Reading
 from fnrfl.data.tables import read_tables
 
 PART_WORDS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})  # in any case
-TABLE_ENDINGS = (".csv", ".npz")
+ARRAYS_ENDING = ".npz"
 LEAF_ENDING = ".json"
+FILE_ENDINGS = (*TABLE_ENDINGS, ARRAYS_ENDING)  # of files that hold the data of one client
 IMAGES = "images"  # the kind of a folder with a folder of images for each class
+TABLE = "table"  # the kind of a file with columns that have names
+KINDS = {**dict.fromkeys(TABLE_ENDINGS, TABLE), ARRAYS_ENDING: ARRAYS_ENDING}
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Site:
     """Where the data of one client lies: its name, and a file or folder for each part."""
 
     name: str
-    kind: str  # .csv, .npz or images
+    kind: str  # table, .npz or images
     parts: Mapping[str, Path]  # of images: the folder with the folders of the classes
 
 
@@ -44,10 +48,10 @@ class Site:
 
 def read_path(path: Path, expected: Expected | None, reading: Reading) -> Held:
     """What a file or a folder holds, client by client."""
-    kind = path.suffix.lower()
-    if kind in TABLE_ENDINGS:
-        return read_sites([Site("", kind, {ONLY_PART: path})], expected, reading)
-    return read_leaf({ONLY_PART: [path]}) if kind == LEAF_ENDING else _read_folder(path, expected, reading)
+    ending = path.suffix.lower()
+    if ending in FILE_ENDINGS:
+        return read_sites([Site("", KINDS[ending], {ONLY_PART: path})], expected, reading)
+    return read_leaf({ONLY_PART: [path]}) if ending == LEAF_ENDING else _read_folder(path, expected, reading)
 
 
 def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> Held:
@@ -65,7 +69,8 @@ def _read_folder(folder: Path, expected: Expected | None, reading: Reading) -> H
         )
     kinds = {site.kind: site.name for site in sites}
     if len(kinds) > 1:
-        first, other = ((name, kind if kind == IMAGES else f"{kind} files") for kind, name in [*kinds.items()][:2])
+        words = {TABLE: "a table", ARRAYS_ENDING: "a .npz file", IMAGES: IMAGES}
+        first, other = ((name, words[kind]) for kind, name in [*kinds.items()][:2])
         raise ConfigError(
             f"{folder} has {first[0]} as {first[1]} and {other[0]} as {other[1]}; all clients must bring the same "
             "kind. Convert one of them."
@@ -95,7 +100,8 @@ def find_sites(folder: Path) -> list[Site]:
     entries = _entries(folder)
     if (alone := site_at(folder)) is not None:  # the data of no client in particular
         images = alone.kind == IMAGES
-        names = [at.stem for at in entries if (_holds_classes(at) if images else at.suffix.lower() == alone.kind)]
+        alike = [_holds_classes(at) if images else KINDS.get(at.suffix.lower()) == alone.kind for at in entries]
+        names = [at.stem for at, one in zip(entries, alike, strict=True) if one]
         _refuse_other_part_names(folder, names)
         return [replace(alone, name="")]
     found = [site for at in entries if (site := site_at(at)) is not None]
@@ -120,10 +126,10 @@ def _refuse_other_part_names(folder: Path, names: Sequence[str]) -> None:
 def site_at(at: Path) -> Site | None:
     """What a file or folder holds of a client, if anything."""
     if not at.is_dir():
-        kind = at.suffix.lower()
-        return Site(same_spelling(at.stem), kind, {ONLY_PART: at}) if kind in TABLE_ENDINGS else None
-    for kind in (*TABLE_ENDINGS, IMAGES):
-        found = {part: at / (part if kind == IMAGES else f"{part}{kind}") for part in PARTS}
+        kind = KINDS.get(at.suffix.lower())
+        return Site(same_spelling(at.stem), kind, {ONLY_PART: at}) if kind else None
+    for kind in (TABLE, ARRAYS_ENDING, IMAGES):
+        found = {part: _of_part(at, part, kind) for part in PARTS}
         parts = {part: path for part, path in found.items() if _holds_classes(path) or path.is_file()}
         if list(parts) == ["test"]:
             name, other = found["test"].name, found["train"].name
@@ -131,6 +137,15 @@ def site_at(at: Path) -> Site | None:
         if parts:
             return Site(same_spelling(at.name), kind, parts if len(parts) == 2 else {ONLY_PART: parts["train"]})
     return Site(same_spelling(at.name), IMAGES, {ONLY_PART: at}) if _holds_classes(at) else None
+
+
+def _of_part(folder: Path, part: str, kind: str) -> Path:
+    """The file or folder of a part, which need not be there."""
+    files = [folder / f"{part}{ending}" for ending in FILE_ENDINGS if KINDS[ending] == kind]
+    there = [at for at in files if at.is_file()]
+    if len(there) > 1:
+        raise ConfigError(f"{folder} has {there[0].name} and {there[1].name}; a part is one file. Leave one of them.")
+    return folder / part if kind == IMAGES else (there or files)[0]
 
 
 def _holds_classes(folder: Path) -> bool:
@@ -149,15 +164,17 @@ def _unused(folder: Path, sites: Sequence[Site]) -> list[str]:
     return [f"{folder} also has {some_of(others)}, which is not read."] if others else []
 
 
-def has_tables(folder: Path) -> bool:
-    """Whether a folder holds the tables of clients, whose columns have names."""
-    return folder.is_dir() and any(site.kind == ".csv" for site in find_sites(folder))
+def has_tables(path: Path) -> bool:
+    """Whether a path is a table, or a folder with the tables of clients, whose columns have names."""
+    if path.is_dir():
+        return any(site.kind == TABLE for site in find_sites(path))
+    return path.suffix.lower() in TABLE_ENDINGS
 
 
 def refuse_other_tables(folder: Path) -> None:
     """Refuse a folder of clients' folders whose tables have names of their own, such as north/2023.csv."""
     folders = subfolders(folder)
-    inside = [at for client in folders for at in sorted(client.iterdir()) if at.suffix.lower() in TABLE_ENDINGS]
+    inside = [at for client in folders for at in sorted(client.iterdir()) if at.suffix.lower() in FILE_ENDINGS]
     if inside and not any(map(images_in, folders)):
         one, kind = inside[0], inside[0].suffix.lower()
         raise ConfigError(
@@ -175,7 +192,7 @@ def read_sites(sites: Sequence[Site], expected: Expected | None, reading: Readin
     files = [(site.name, part, path) for site in sites for part, path in site.parts.items()]
     if sites[0].kind == IMAGES:
         read = [read_images(path, path.parent if part else path, expected, reading) for _, part, path in files]
-    elif sites[0].kind == ".npz":
+    elif sites[0].kind == ARRAYS_ENDING:
         read = [read_npz(path, expected, reading) for _, _, path in files]
     else:
         read = read_tables([path for _, _, path in files], expected, reading)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 from pydantic import Field
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
+from fnrfl.data.column_names import Profile, refuse_other_columns, rename_key, same_as_first
 from fnrfl.data.reading import Categories, Columns
 
 MAX_CATEGORIES = 1000  # of a column of text
 FEW_CATEGORIES = 20  # that need not repeat
-MAX_LISTED = 12  # names that a sentence lists
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,34 @@ class TableSummary:
         """The columns by their names."""
         return {column.name: column for column in self.columns}
 
+    def profiles(self) -> dict[str, Profile]:
+        """What is known of the cells of each column."""
+        return {one.name: Profile(one.type == "category", frozenset(one.categories)) for one in self.columns}
+
     @property
     def opened(self) -> str:
         """The title at the beginning of a sentence."""
         return f"The {self.title[4:]}" if self.title.startswith("the ") else self.title
 
 
-def merge_columns(tables: Sequence[TableSummary], chosen: Collection[str] = ()) -> Columns:
+def merge_columns(
+    tables: Sequence[TableSummary], chosen: Collection[str] = (), renamed: Sequence[tuple[str, str]] = ()
+) -> Columns:
     """Return the columns of tables that are read alike, in the order of the first, with the categories of all.
 
-    `chosen` are the columns that `dataset.categories` names: their categories need not repeat.
+    `chosen` are the columns that `dataset.categories` names: their categories need not repeat. `renamed` is what
+    `dataset.rename` says.
     """
     first, categories, types = tables[0], Categories(), []
     for table in tables[1:]:
         if table.label != first.label:
             raise CompatibilityError(
                 f"{first.opened} has its classes in the column {first.label} and {table.title} in the column "
-                f"{table.label}; all must have them in one column. Set dataset.label to the column of the classes."
+                f"{table.label}; all must have them in one column. Set dataset.label to the column of the classes, or "
+                f"{rename_key({**dict(renamed), table.label: first.label})} if the two are one."
             )
-        refuse_other_columns(table.opened, [*table.by_name], [*first.by_name], first.title)
+        pairs = partial(same_as_first, [one.profiles() for one in tables], renamed)
+        refuse_other_columns(table.opened, [*table.by_name], [*first.by_name], first.title, pairs=pairs)
     for name in first.by_name:
         known = [(table.title, table.by_name[name]) for table in tables if table.by_name[name].known]
         types.append(_merged_type(name, known))
@@ -118,41 +127,9 @@ def class_name(label: str, *, numeric: bool) -> str:
     return str(int(label) if label.lstrip("+-").isdigit() else int(float(label)))  # long codes are no floats
 
 
-def refuse_other_columns(
-    title: str, found: Sequence[str], wanted: Sequence[str], whose: str, way_out: str = "", label: str = ""
-) -> None:
-    """Refuse data whose input columns are not those of `whose`, in any order; `title` opens the sentence."""
-    missing, unexpected = _without(wanted, {*found}), _without(found, {*wanted})
-    if not missing and not unexpected:
-        return
-    differ = [f"lacks {listed_columns(missing)}"] if missing else []
-    differ += [f"has {listed_columns(unexpected)}, which {whose} had not"] if unexpected else []
-    same = {name.lower(): name for name in (*missing, label)}
-    pairs = [name for one in unexpected if one.lower() in same for name in (one, same[one.lower()])][:6]
-    case = f" {listed_columns(pairs)} differ only in case." if pairs else ""
-    names = ",".join(f'"{name}"' if "," in name else name for name in (*missing, *unexpected))
-    is_label = f", and {label!r} is the label" if label else ""
-    raise CompatibilityError(
-        f"{title} has other columns than {whose}: it {' and '.join(differ)}.{case} The inputs are "
-        f"{listed_columns(wanted)}{is_label}. Add, rename or leave out columns until they are the same; "
-        + (way_out or f"dataset.ignore = {names!r} leaves out what not all tables have")
-        + "."
-    )
-
-
-def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
-    return [name for name in names if name not in others]
-
-
 def is_free_text(num_categories: int, num_cells: int) -> bool:
     """Say whether a column is free text: its cells repeat too rarely to be categories."""
     return num_categories > (FEW_CATEGORIES if 2 * num_categories > num_cells else MAX_CATEGORIES)
-
-
-def listed_columns(names: Sequence[str]) -> str:
-    """Names for a sentence; of very many, the first."""
-    more = len(names) - MAX_LISTED
-    return ", ".join(repr(name) for name in names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_number(cell: str) -> bool:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, did_you_mean, same_spelling
-from fnrfl.data.reading import Columns, Expected, Reading, require_file, unreadable
-from fnrfl.data.table_summary import is_number, listed_columns, refuse_other_columns
+from fnrfl.data.column_names import Profile, listed_columns, refuse_other_columns, same_as_first
+from fnrfl.data.reading import Columns, Expected, Reading
+from fnrfl.data.table_files import Cells, decimal_signs, plain_number, read_cells
+from fnrfl.data.table_summary import is_number
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
-MISSING_WORDS = frozenset({"", "na", "n/a", "nan", "null", "?"})  # in lower case
+MISSING_WORDS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?"})  # in lower case
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,17 @@ class Column:
     """A column as text."""
 
     raw: list[str]  # cells as they stand in the file
+    sign: str = ""  # the decimal sign of its numbers; "": as Python writes them, or there are none
+
+    @cached_property
+    def written(self) -> list[str]:
+        """The cells without the space around them."""
+        return [same_spelling(cell.strip()) for cell in self.raw]
 
     @cached_property
     def cells(self) -> list[str]:
-        """The cells without the space around them."""
-        return [same_spelling(cell.strip()) for cell in self.raw]
+        """The same with numbers as Python writes them."""
+        return [plain_number(cell, self.sign) for cell in self.written] if self.sign else self.written
 
     @cached_property
     def missing(self) -> np.ndarray:
@@ -51,6 +57,13 @@ class Column:
         except ValueError:
             return None
 
+    def profile(self) -> Profile:
+        """What is known of the cells, for a column to be found under another name."""
+        if (x := self.numbers) is None:
+            return Profile(True, frozenset(self.counts))
+        known = x[np.isfinite(x)]
+        return Profile(False, spread=tuple(np.quantile(known, (0.05, 0.95)).tolist()) if len(known) else None)
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -62,22 +75,19 @@ class Table:
     inputs: Sequence[str] = ()  # in the model's order
     label: str | None = None
     client: str | None = None
-
-    def line(self, row: int) -> int:
-        """The line of the file in which a row ends."""
-        with self.path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            return [reader.line_num for cells in reader if "".join(cells).strip()][row + 1]
+    line: Callable[[int], int] = int  # the line of the file in which a row ends
+    found: tuple[str, ...] = ()  # what is not plain about the file, in words
+    renamed: tuple[str, ...] = ()  # names that dataset.rename has changed
 
     def quoted(self, row: int, name: str) -> str:
         """A cell, for a sentence."""
-        return f"line {self.line(row)} of {self.path} has {self.columns[name].cells[row]!r} in column {name!r}"
+        return f"line {self.line(row)} of {self.path} has {self.columns[name].written[row]!r} in column {name!r}"
 
     def client_ids(self) -> np.ndarray | None:
         """Who holds each row; None if the table does not say."""
         if self.client is None:
             return None
-        ids = self.columns[self.client].cells
+        ids = self.columns[self.client].written
         if "" in ids:
             raise ConfigError(
                 f"{self.quoted(ids.index(''), self.client)}, which says who holds a row (dataset.client). Write who "
@@ -86,50 +96,52 @@ class Table:
         return np.array(ids)
 
 
-def _opened(path: Path) -> Table:
+def _opened(path: Path, reading: Reading) -> Table:
     """Read a table as text; columns without a name are left out: empty ones, and one that numbers the rows."""
-    require_file(path)
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            f'{path} is a table, and tables need pandas, which is not installed. Run `pip install "fnrfl[tables]"`.'
-        ) from error
-    try:
-        with path.open("rb") as file:  # of a path that looks like an address, pandas would ask the network
-            frame: Any = pandas.read_csv(file, header=None, dtype=str, na_filter=False, encoding="utf-8-sig")
-    except pandas.errors.EmptyDataError:
-        frame = pandas.DataFrame()
-    except (OSError, ValueError) as error:
-        raise unreadable(path, "a table in UTF-8", error) from error
-    if min(frame.shape) < 2:
-        raise ConfigError(
-            f"{path} has {counted(frame.shape[0], 'line')} and {counted(frame.shape[1], 'column')}; it must have a "
-            "header, examples, and two columns at least, separated by commas. Write it again, such as with "
-            'pandas.read_csv(PATH, sep=";", decimal=",").to_csv(PATH, index=False).'
-        )
-    return _with_header(path, [column.tolist() for _, column in frame.items()])
-
-
-def _with_header(path: Path, columns: list[list[str]]) -> Table:
-    """A table whose first cells name its columns."""
-    header = [same_spelling(column.pop(0).strip()) for column in columns]
+    cells = read_cells(path)
+    renamed = dict(reading.rename)
+    found = [same_spelling(name.strip()) for name in cells.header]
+    header = [renamed.get(name, name) for name in found]
     if all(map(is_number, header)):
         raise _without_header(path, header)
     if twice := [name for name, times in Counter(header).items() if name and times > 1]:
         raise ConfigError(
             f"{path} has more than one column called {listed_columns(twice)}; columns are told apart by name. Rename "
-            "them."
+            "them, or correct dataset.rename."
         )
-    named = {name: Column(cells) for name, cells in zip(header, columns, strict=True) if name}
+    columns = _with_signs(cells)
+    unnamed = {at: column for at, column in enumerate(columns, 1) if not header[at - 1]}
     return Table(
-        path, named, _numbering(path, {at: cells for at, cells in enumerate(columns, 1) if not header[at - 1]})
+        path,
+        {name: column for name, column in zip(header, columns, strict=True) if name},
+        _numbering(path, unnamed),
+        line=cells.line,
+        found=(*cells.found, *_decimals(columns)),
+        renamed=tuple(name for name in found if name in renamed),
     )
 
 
-def _numbering(path: Path, unnamed: dict[int, list[str]]) -> str:
+def _with_signs(cells: Cells) -> list[Column]:
+    """The columns of a file, each with its decimal sign."""
+    columns = [Column(column) for column in cells.columns]
+    plain = [column.numbers is not None for column in columns]
+    signs = decimal_signs([[*column.counts] for column in columns], plain, cells.delimiter)
+    return [replace(column, sign=sign) for column, sign in zip(columns, signs, strict=True)]
+
+
+def _decimals(columns: Sequence[Column]) -> list[str]:
+    """Say how numbers are written, with a cell for each decimal sign that is read in another way than it stands."""
+    found = {}
+    for column in columns:
+        if column.sign and column.sign not in found:
+            told = next(cell for cell in column.written if plain_number(cell, column.sign) != cell)
+            found[column.sign] = f"numbers such as {told!r} as {plain_number(told, column.sign)}"
+    return [*found.values()]
+
+
+def _numbering(path: Path, unnamed: dict[int, Column]) -> str:
     """Say which column without a name numbers the rows; refuse one without a name that has other cells."""
-    found = {at: cells for at, raw in unnamed.items() if any(cells := Column(raw).cells)}  # a comma may end every line
+    found = {at: column.written for at, column in unnamed.items() if any(column.written)}  # a comma may end every line
     for at, cells in found.items():
         if len(found) > 1 or not all(map(str.isdecimal, cells)) or len(set(cells)) < len(cells):
             raise ConfigError(
@@ -152,7 +164,7 @@ def _without_header(path: Path, names: Sequence[str]) -> ConfigError:
 
 def open_alike(paths: Sequence[Path], expected: Expected | None, reading: Reading) -> list[Table]:
     """Open tables; the columns of the first are found by keys, by rule or as a model knows them, others' by name."""
-    tables = [_opened(path) for path in paths]
+    tables = [_opened(path, reading) for path in paths]
     if expected is None:  # a column to ignore may be one that only some tables have
         everywhere = list(dict.fromkeys(name for table in tables for name in table.columns))
         _refuse_unknown("ignore", reading.ignore, paths[0], everywhere)
@@ -161,7 +173,24 @@ def open_alike(paths: Sequence[Path], expected: Expected | None, reading: Readin
     label = first.label or (others.columns.label if others.columns else "")
     labelled = first.label is not None and others.labels_used
     like = replace(others, columns=plain_columns(first, label), labelled=labelled, whose=str(paths[0]))
-    return [first, *(_with_roles(table, like, reading) for table in tables[1:])]
+    pairs = partial(_same_as_first, [first, *tables[1:]], label, reading)
+    return [first, *(_with_roles(table, like, reading, pairs) for table in tables[1:])]
+
+
+def _same_as_first(tables: Sequence[Table], label: str, reading: Reading) -> dict[str, str]:
+    """What dataset.rename would say for the inputs and labels of all tables to be those of the first."""
+    no_inputs, ours = {reading.client, *reading.ignore}, {*tables[0].inputs, label}
+    profiles = (
+        {name: column.profile() for name, column in table.columns.items() if name in ours or name not in no_inputs}
+        for table in tables
+    )
+    return same_as_first(profiles, reading.rename)
+
+
+def refuse_unused_names(tables: Sequence[Table], reading: Reading) -> None:
+    """Refuse old names under dataset.rename that no table has."""
+    names = [*dict.fromkeys(name for table in tables for name in (*table.columns, *table.renamed))]
+    _refuse_unknown("rename", [old for old, _ in reading.rename], tables[0].path, names)
 
 
 def plain_columns(table: Table, label: str = "") -> Columns:
@@ -169,18 +198,20 @@ def plain_columns(table: Table, label: str = "") -> Columns:
     return Columns(tuple(table.inputs), ("number",) * len(table.inputs), table.label or label)
 
 
-def _with_roles(table: Table, expected: Expected | None, reading: Reading) -> Table:
+def _with_roles(
+    table: Table, expected: Expected | None, reading: Reading, pairs: Callable[[], Mapping[str, str]] = dict
+) -> Table:
     """Find the inputs, the label and the client of a table; refuse it where that cannot be told."""
-    carried = None if expected is None else expected.carried
-    if carried is not None and carried not in table.columns:
+    carried = () if expected is None else expected.carried
+    if unknown := [name for name in carried if name not in table.columns]:
         raise ConfigError(
-            f"{table.path} has no column {carried!r} to carry along; it has {listed_columns([*table.columns])}. Give "
-            "one of them."
+            f"{table.path} has no column {unknown[0]!r} to carry along; it has {listed_columns([*table.columns])}. "
+            "Give one of them."
         )
-    no_inputs = {carried, reading.client, *reading.ignore}
+    no_inputs = {*carried, reading.client, *reading.ignore}
     usable = [name for name in table.columns if name not in no_inputs]
     if expected is not None and expected.columns is not None:
-        inputs, label = _by_name(table, expected.columns, expected, reading)
+        inputs, label = _by_name(table, expected.columns, expected, reading, pairs)
     elif expected is not None and len(usable) == expected.num_inputs:
         inputs, label = _all_inputs(table.path, usable, expected)
     else:
@@ -246,16 +277,22 @@ def _all_inputs(path: Path, usable: list[str], expected: Expected) -> tuple[list
     return usable, None
 
 
-def _by_name(table: Table, columns: Columns, expected: Expected, reading: Reading) -> tuple[Sequence[str], str | None]:
+def _by_name(
+    table: Table,
+    columns: Columns,
+    expected: Expected,
+    reading: Reading,
+    pairs: Callable[[], Mapping[str, str]],
+) -> tuple[Sequence[str], str | None]:
     """(inputs, label) wherever they stand; names must be the same, and no others there."""
-    if expected.carried in columns.inputs:
+    if inputs := [name for name in expected.carried if name in columns.inputs]:
         raise ConfigError(
-            f"{expected.carried!r} is an input of the model, so it cannot be carried along. Name a column that is none."
+            f"{inputs[0]!r} is an input of the model, so it cannot be carried along. Name a column that is none."
         )
-    no_inputs = {columns.label, expected.carried, reading.client, *reading.ignore} - {*columns.inputs}
+    no_inputs = {columns.label, *expected.carried, reading.client, *reading.ignore} - {*columns.inputs}
     ids = "a column of ids can be named with --id when predicting" if expected.whose == Expected.whose else ""
     found = [name for name in table.columns if name not in no_inputs]
-    refuse_other_columns(str(table.path), found, columns.inputs, expected.whose, ids, columns.label)
+    refuse_other_columns(str(table.path), found, columns.inputs, expected.whose, ids, columns.label, pairs)
     label = columns.label if columns.label in table.columns else None
     if label is None and expected.labelled:
         raise ConfigError(

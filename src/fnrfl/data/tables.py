@@ -1,4 +1,4 @@
-"""Tables, `.csv` files, read with pandas: columns of numbers or categories, and one of classes. Several are read alike.
+"""Tables, read with pandas: columns of numbers or categories, and one of classes. Several are read alike.
 
 A column of text has one input for each category, 1 where a row has that category and 0 elsewhere. A cell that is
 missing is NaN in all inputs of its column.
@@ -6,6 +6,7 @@ missing is NaN in all inputs of its column.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -15,6 +16,7 @@ import numpy as np
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted
+from fnrfl.data.column_names import listed_columns
 from fnrfl.data.reading import (
     ONLY_PART,
     PLAIN_READING,
@@ -30,18 +32,35 @@ from fnrfl.data.table_summary import (
     TableSummary,
     class_name,
     is_number,
-    listed_columns,
     merge_classes,
     merge_columns,
 )
-from fnrfl.data.table_text import Column, Table, open_alike, plain_columns
+from fnrfl.data.table_text import Column, Table, open_alike, plain_columns, refuse_unused_names
+
+OTHER = "other table"
+MOST = 0.9  # of a column's known cells
+MONTH = r"(jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-zäé]*"
+TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*([ap]m)?\s*(z|[+-]\d{2}:?\d{2})?"
+DATE = re.compile(
+    rf"({TIME}|(\d{{4}}(?P<a>[-/.])\d{{1,2}}(?P=a)\d{{1,2}}|\d{{1,2}}(?P<b>[-/.])\d{{1,2}}(?P=b)(\d{{4}}|\d{{2}})"
+    rf"|\d{{1,2}}[-. ]+{MONTH}[-. ,]+\d{{2,4}}|{MONTH}[ .]+\d{{1,2}},? +\d{{4}})([t ,]+{TIME})?)",
+    re.IGNORECASE,
+)
+NUMBER_IN_WORDS = re.compile(
+    r"[<>≤≥=~≈±$€£]+\s*[\d.,]+|[<>≤≥=~≈±]*\s*\d+([.,]\d+)?\s*(%|[a-zµμ°]{1,5}(/[a-z0-9]{1,6})?)"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve",
+    re.IGNORECASE,
+)
 
 
 def read_tables(
     paths: Sequence[Path], expected: Expected | None = None, reading: Reading = PLAIN_READING
 ) -> list[RawData]:
     """Read tables that have the same columns, in any order: categories and classes are those of all of them."""
-    return _read_alike(open_alike(paths, expected, reading), expected, reading)
+    tables = open_alike(paths, expected, reading)
+    if expected is None:  # another site may have the columns that a node has not
+        refuse_unused_names(tables, reading)
+    return _read_alike(tables, expected, reading)
 
 
 def summarise_tables(paths: Sequence[Path], reading: Reading) -> tuple[TableSummary, dict[str, int]]:
@@ -62,25 +81,28 @@ def _read_alike(tables: Sequence[Table], expected: Expected | None, reading: Rea
     others = expected or Expected()
     columns, notices = others.columns, _notices(tables, others.columns)
     if expected is None:
-        columns = merge_columns([_summary(table, reading) for table in tables], reading.categories)
+        columns = merge_columns([_summary(table, reading) for table in tables], reading.categories, reading.rename)
         each = ", ".join(f"{name!r} ({len(known)})" for name, known in columns.categories.items())
         notices += [f"Columns of categories have one input for each category: {each}."] if each else []
+        notices += [_numbers_in_words(name, tables) for name in columns.categories if name not in reading.categories]
     columns = columns or plain_columns(tables[0])
     x = [_inputs(table, columns, reading, training=expected is None) for table in tables]
     y, classes = _class_names(tables, others)
     named = None if classes is None and others.columns is None else columns
     read = []
     for table, rows, labels in zip(tables, x, y, strict=True):
-        carried = None if others.carried is None else table.columns[others.carried].raw
+        carried = [*zip(*(table.columns[name].raw for name in others.carried), strict=True)] or None
         read.append(RawData({ONLY_PART: Examples(rows, labels, None, carried, table.client_ids())}, classes, named))
-    return [read[0].with_notices(*notices), *read[1:]]
+    return [read[0].with_notices(*filter(None, notices)), *read[1:]]
 
 
 def _notices(tables: Sequence[Table], columns: Columns | None) -> list[str]:
-    """What is there and not used: columns that number rows, and cells whose category was not there in training."""
-    notices = []
+    """How files are read that are not plain; and what is not used: columns that number rows, and unknown categories."""
+    notices = _ways_of_writing(tables)
+    if renamed := [f"{', '.join(table.renamed)} of {table.path}" for table in tables if table.renamed]:
+        notices.append(f"Columns are renamed (dataset.rename): {'; '.join(renamed)}.")
     if having := [table for table in tables if table.numbering]:
-        more = f" and of {counted(len(having) - 1, 'other table')}" if len(having) > 1 else ""
+        more = f" and of {counted(len(having) - 1, OTHER)}" if len(having) > 1 else ""
         which = f"A column without a name ({having[0].numbering}) of {having[0].path}{more}"
         notices.append(f"{which} is left out: it numbers rows.")
     for table in tables:
@@ -100,6 +122,18 @@ def _notices(tables: Sequence[Table], columns: Columns | None) -> list[str]:
     return notices
 
 
+def _ways_of_writing(tables: Sequence[Table]) -> list[str]:
+    """Say how files are read that are not plain, of several alike once."""
+    ways = dict[tuple[str, ...], list[Path]]()
+    for table in tables:
+        ways.setdefault(table.found, []).append(table.path)
+    return [
+        f"{paths[0]}{f' and {counted(len(paths) - 1, OTHER)} are' if paths[1:] else ' is'} read {', '.join(found)}."
+        for found, paths in ways.items()
+        if found
+    ]
+
+
 # -- cells as numbers --------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +151,7 @@ def _summary(table: Table, reading: Reading) -> TableSummary:
             kind, categories = "category", tuple(sorted(column.counts))
             if name not in reading.categories:
                 _refuse_mixed(table, name)
+                _refuse_dates(table, name)
         elif column.numbers is not None and all(map(float.is_integer, column.numbers[~column.missing].tolist())):
             kind = "integer"
         columns.append(ColumnSummary(name, kind, column.counts.total(), categories))
@@ -125,14 +160,46 @@ def _summary(table: Table, reading: Reading) -> TableSummary:
 
 def _refuse_mixed(table: Table, name: str) -> None:
     """Refuse a column that has both text and numbers: most often one cell is mistyped."""
-    cells = table.columns[name].cells
-    first = {is_number(cell): cells.index(cell) for cell in reversed(table.columns[name].counts)}
+    column = table.columns[name]
+    first = {is_number(cell): column.cells.index(cell) for cell in reversed(column.counts)}
     if len(first) == 2:
+        text = sum(times for cell, times in column.counts.items() if not is_number(cell))
         raise ConfigError(
             f"{table.quoted(first[False], name)}, and {table.quoted(first[True], name)}: a column must hold numbers "
-            f'alone or text alone. Correct the cells, or set dataset.categories = "{name}" if its numbers are names '
-            "of categories too."
+            f"alone or text alone, and {text:,} of its {column.counts.total():,} cells are text. Correct the cells, or "
+            f'set dataset.categories = "{name}" if its numbers are names of categories too, or dataset.ignore = '
+            f'"{name}" to leave it out.'
         )
+
+
+def _refuse_dates(table: Table, name: str) -> None:
+    """Refuse a column of dates: as categories, one that comes later is unknown."""
+    column = table.columns[name]
+    if _share(column, DATE) >= MOST:
+        row = next(at for at, cell in enumerate(column.cells) if DATE.fullmatch(cell))
+        raise ConfigError(
+            f"{table.quoted(row, name)}, a column of dates or times, which are no input as they are. Set "
+            f'dataset.ignore = "{name}" to leave it out, dataset.categories = "{name}" if they are few and come again, '
+            "or write a number in its place, such as an age or the days since a first visit."
+        )
+
+
+def _share(column: Column, pattern: re.Pattern[str]) -> float:
+    """The share of the known cells that have a form."""
+    return sum(times for cell, times in column.counts.items() if pattern.fullmatch(cell)) / column.counts.total()
+
+
+def _numbers_in_words(name: str, tables: Sequence[Table]) -> str:
+    """A warning that a column of categories holds numbers with something beside them; "" if it does not."""
+    columns = [table.columns[name] for table in tables if table.columns[name].counts]
+    cells = {cell for column in columns for cell in column.counts}
+    if len(cells) < 3 or min(_share(column, NUMBER_IN_WORDS) for column in columns) < MOST:
+        return ""
+    told = next(iter(columns[0].counts))
+    return (
+        f"Column {name!r} looks like numbers in words, such as {told!r}, and is taken as "
+        f"{counted(len(cells), 'category', 'categories')}: write the numbers alone if they are amounts."
+    )
 
 
 def _inputs(table: Table, columns: Columns, reading: Reading, *, training: bool) -> np.ndarray:
@@ -189,8 +256,8 @@ def _refuse_missing(table: Table, inputs: Sequence[str], *, training: bool) -> N
     )
     count = sum(int(missing.sum()) for missing in gaps.values())
     raise ConfigError(
-        f"{table.quoted(row, name)}, so the value is missing (as where a cell is empty or says NA, N/A, NaN, null or "
-        f"?). The table has {counted(count, 'missing cell')}, in {listed_columns([*gaps])}. {way_out}"
+        f"{table.quoted(row, name)}, so the value is missing (as where a cell is empty or says NA, N/A, #N/A, NaN, "
+        f"null or ?). The table has {counted(count, 'missing cell')}, in {listed_columns([*gaps])}. {way_out}"
     )
 
 

@@ -16,11 +16,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fnrfl.core.errors import CompatibilityError, ConfigError
 from fnrfl.core.words import counted, printable
+from fnrfl.data.column_names import listed_columns
 from fnrfl.data.partition.by_client import in_natural_order
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import Columns, Reading
 from fnrfl.data.sources.entry import checksum
-from fnrfl.data.table_summary import ColumnSummary, TableSummary, listed_columns, merge_classes, merge_columns
+from fnrfl.data.table_summary import ColumnSummary, TableSummary, merge_classes, merge_columns
 from fnrfl.federation.node_config import NodeInWords
 from fnrfl.runs.setup.build import RunParts
 
@@ -244,7 +245,7 @@ def _schema(sites: Sequence[Described], reading: Reading) -> Schema:
     if sites[0][1].kind != "table":
         return Schema(_classes(sites), *_shape_and_type(sites), tested)
     tables = [TableSummary(one.label, mine.columns, mine.label, mine.labels) for one, mine in sites]
-    columns = merge_columns(tables, reading.categories)
+    columns = merge_columns(tables, reading.categories, reading.rename)
     inputs, most = len(columns.encoded), f"with one for each category; {MOST_INPUTS:,} are the most"
     told = f"The sites' tables have {inputs:,} inputs, {most}. Leave columns out with dataset.ignore."
     _refuse(inputs > MOST_INPUTS, told)

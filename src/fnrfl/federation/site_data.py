@@ -26,14 +26,14 @@ from fnrfl.data.tables import summarise_tables
 from fnrfl.federation.agreement import MOST_INPUTS, Schema, SiteSchema
 from fnrfl.federation.node_config import NodeConfig
 
-KINDS = {".csv": "table", "images": "pictures", ".npz": "arrays"}
+KINDS = {"images": "pictures", ".npz": "arrays"}
 
 
 def describe_site(node: NodeConfig, reading: Reading) -> SiteSchema:
     """Return what a site's data is like, before anything is agreed on."""
     reading = _own_reading(node, reading)
     site = _find(node, reading)
-    if site is not None and site.kind == ".csv":
+    if site is not None and site.kind == sites.TABLE:
         return _describe_table(node, site, reading)
     raw = _read(node, site, None, reading)
     held = [arrays.class_labels(part.y, f"y of {node.data}") for part in raw.parts.values() if part.y is not None]
@@ -129,12 +129,13 @@ def _find(node: NodeConfig, reading: Reading) -> Site | None:
     refuse_keys_of_others(node.data, path, reading)
     if node.data in NAMED_DATASETS or (usercode.target("dataset.name", node.data) and not path.exists()):
         return None
-    site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.TABLE_ENDINGS else None
+    site = sites.site_at(path) if path.is_dir() or path.suffix.lower() in sites.FILE_ENDINGS else None
     if site is None:
         what = "is a folder without the data of one client" if path.is_dir() else "is no such file or folder"
         raise ConfigError(
-            f"data = {node.data!r} of {node.label} {what}; it must be a .csv or .npz file, a folder with train.csv and "
-            "test.csv, a folder of images by class, or module:function. Correct data in the node's configuration."
+            f"data = {node.data!r} of {node.label} {what}; it must be a file ({', '.join(sites.FILE_ENDINGS)}), a "
+            "folder with train.csv and test.csv, a folder of images by class, or module:function. Correct data in the "
+            "node's configuration."
         )
     return replace(site, name=node.name.strip())
 

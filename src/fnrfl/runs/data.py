@@ -64,7 +64,7 @@ def data_hash_now(config: RunConfig, passed: PassedObjects) -> str | None:
 
 def reading_of(config: RunConfig) -> Reading:
     """How a run reads its data, and all other data that it is held against."""
-    keys = ("label", "client", "ignore", "categories", "missing", "image_size")
+    keys = ("label", "client", "ignore", "categories", "rename", "missing", "image_size")
     return Reading.from_text(**{key: getattr(config.dataset, key) for key in keys})
 
 

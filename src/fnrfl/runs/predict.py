@@ -124,7 +124,7 @@ class Prediction:
     probabilities: Tensor  # [n, C]; the mean over clients, where each has a model of its own
     per_client: dict[int | str, list[str]]  # the label that each client's own model gives, where several were asked
     parts: Sequence[str] | None = None  # train or test, where the data has parts of its own
-    ids: tuple[str, Sequence[str]] | None = None  # a column of the table that was carried along: its name and cells
+    ids: Mapping[str, Sequence[str]] = field(default_factory=dict)  # columns of the table that were carried along
     notes: tuple[str, ...] = ()  # what one should know beside the answers
     holders: Sequence[str] | None = None  # the client of each example, where the data names clients
 
@@ -149,8 +149,7 @@ class Prediction:
             places["client"] = self.holders
         if self.parts is not None:
             places["part"] = self.parts
-        if self.ids is not None:
-            name, cells = self.ids
+        for name, cells in self.ids.items():
             places[f"id_{name}" if name in (*places, *answers) else name] = cells
         rows = [[*places, *answers]]
         for at, shares in enumerate(self.probabilities.tolist()):
@@ -216,7 +215,7 @@ def predict(
     data: object,
     *,
     client: Client | None = None,
-    id_column: str | None = None,
+    id_column: str | Sequence[str] | None = None,
     model: Any = None,
     algorithm: Any = None,
     init: Mapping[str, Any] | None = None,
@@ -225,18 +224,14 @@ def predict(
     """Return what the model of a finished run says about every example, in their order, as `fnrfl predict` does.
 
     `data` is what `dataset` of `run` may be, or an array of examples without labels. Where clients have models of their
-    own, it is the mean of their probabilities, or what one client's model says. `id_column` is carried along from a
-    table.
+    own, it is the mean of their probabilities, or what one client's model says. The columns that `id_column` names
+    are carried along from a table.
     """
     result = _opened(run, trust, model=model, algorithm=algorithm, init=init)
-    title, carried = _title(data), None
-    if id_column is not None:
-        carried = same_spelling(id_column)
-        if not _is_table(title):
-            raise ConfigError(
-                f"{title} is no table, so it has no column {id_column!r}. Leave --id out, or give a .csv file."
-            )
-    expected = replace(_expected_of(result.data), carried=carried, labels_used=False)
+    title, ids = _title(data), _ids(id_column)
+    if ids and not _is_table(title):
+        raise ConfigError(f"{title} is no table, so it has no column {ids[0]!r}. Leave --id out, or give a table.")
+    expected = replace(_expected_of(result.data), carried=tuple(map(same_spelling, ids)), labels_used=False)
     title, source = _read(data, expected, result)
     parts = list(source.raw.parts.items())
     mean, per_client = _ask(result, torch.cat([_prepared(result, title, part) for _, part in parts]), client)
@@ -248,10 +243,14 @@ def predict(
         mean,
         per_client,
         parts=None if ONLY_PART in source.raw.parts else _joined([name] * len(part.x) for name, part in parts),
-        ids=None if id_column is None else (id_column, _joined(part.carried for _, part in parts)),
+        ids={name: [row[at] for _, part in parts for row in part.carried or ()] for at, name in enumerate(ids)},
         notes=tuple(_notes_on_columns(result.data, title, source)),
         holders=holders if len(holders) == len(mean) else None,
     )
+
+
+def _ids(named: str | Sequence[str] | None) -> list[str]:
+    return [named] if isinstance(named, str) else [*dict.fromkeys(named or ())]
 
 
 def _joined(columns: Iterable[Iterable[object] | None]) -> list[str]:
@@ -369,7 +368,7 @@ def _expected_of(facts: Facts) -> Expected:
 
 def _is_table(title: str) -> bool:
     """Whether data has columns with names: a table, or a folder with the tables of clients."""
-    return Path(title).suffix.lower() == ".csv" or has_tables(Path(os.path.expanduser(title)))
+    return has_tables(Path(os.path.expanduser(title)))
 
 
 def _notes_on_columns(facts: Facts, title: str, source: DataSource) -> Iterator[str]:
