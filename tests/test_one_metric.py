@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import fnrfl
 from fake_runs import Elements, change_log, fake_run, page_of, payload, seeds
 from fnrfl import cli
+from fnrfl.config.registry import display_name
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.compare import Comparison, grid, summarise, table
 from fnrfl.results.compare.cells import find_baseline
@@ -28,24 +29,14 @@ from fnrfl.results.report import load, page, sentences
 from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.numbers import in_words, points, signed
 from fnrfl.results.report.tables import page_metric
-from fnrfl.runs.metrics import of_round
+from fnrfl.runs.metrics import LOWEST, of_round
 from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
-METHODS = ("fedavg", "scaffold", "moon")
-# In each metric another method is best, worst is best where lower is better, and each seed differs a little.
-BEST = {
-    "accuracy": "fedavg",
-    "accuracy_own": "moon",
-    "accuracy_site_pooled": "scaffold",
-    "auc": "moon",
-    "f1_macro": "scaffold",
-    "worst_client": "moon",
-    "loss": "scaffold",
-    "log_loss": "moon",
-    "calibration_error": "fedavg",
-    "brier": "scaffold",  # a user's own, where lower is better
-}
-MINE = Metric("brier", "mine:brier", False)
+METHODS = ("fedavg", "scaffold", "fedbn")  # the last one is personalised
+CALLED = {method: display_name(method) for method in METHODS}
+# In each metric another method is best, the lowest where lower is better, and each seed differs a little.
+BEST = {name: METHODS[place % 3] for place, name in enumerate((*NUMBER_METRICS, "mine"))}
+MINE = Metric("mine", "mine:mine", False)  # a user's own, where lower is better
 
 
 def metric_of(name: str) -> Metric:
@@ -60,19 +51,27 @@ def value(name: str, method: str, seed: int) -> float:
 
 def comparison(folder: Path, name: str) -> Comparison:
     """A finished comparison by a metric, with logs that have all of them."""
-    cells = grid("digits", ["rounds=3", "clients=5"], [f"algorithm={','.join(METHODS)}"], [0, 1, 2])
+    keys = ["rounds=3", "clients=5", "model=mlp(norm=batch)"]
+    cells = grid("digits", keys, [f"algorithm={','.join(METHODS)}"], [0, 1, 2])
     for cell in cells:
         scores: dict[str, Any] = {metric: value(metric, cell.group.label, cell.seed) for metric in BEST}
-        scores |= {"own_metrics": {"brier": scores.pop("brier")}}
-        scores |= {"per_client": [scores.pop("worst_client"), *[0.99] * 4]}
-        said = {"own_metrics": {"brier": {"function": "mine:brier", "higher_is_better": False}}}
-        path = fake_run(folder / cell.name, algorithm=cell.group.label, seed=cell.seed)
+        scores |= {"own_metrics": {"mine": scores.pop("mine")}}
+        scores |= {each: [scores.pop(lowest), *[0.99] * 4] for lowest, each in LOWEST.items()}
+        said: dict[str, Any] = {"own_metrics": {"mine": {"function": "mine:mine", "higher_is_better": False}}}
+        said |= {"personalised": cell.group.label == "fedbn"}
+        same = {"algorithm": cell.group.label, "model": "mlp(norm=batch)"}
+        path = fake_run(folder / cell.name, seed=cell.seed, **same)  # type: ignore[arg-type]
         change_log(path, lambda number, line, more=(said, scores): line | more[number > 0])  # type: ignore[misc]
     runs = {cell.name: load.read_run(folder / cell.name) for cell in cells}
     asked = [*NUMBER_METRICS, "accuracy_last3", "accuracy_best"]
     summaries: dict[str, dict[str, Any]] = {
         place: {one: getattr(run, one) if hasattr(run, one) else run.last(one) for one in asked}
-        | {f"{name}_last3": run.last3(name), f"{name}_best": run.best(name), "own_metrics": run.own_metrics}
+        | {
+            f"{name}_last3": run.last3(name),
+            f"{name}_best": run.best(name),
+            "own_metrics": run.own_metrics,
+            "personalised": place.startswith("fedbn"),
+        }
         for place, run in runs.items()
     }
     same = dict.fromkeys(("bytes_up", "bytes_down", "seconds_train", "kappa", "rho"), 1.0)
@@ -115,37 +114,35 @@ def test_every_form_of_a_comparison_is_about_one_metric(name: str, tmp_path: Pat
     text = page_of(folder)
     data, words = payload(text), Elements(text).text.replace(sentences.SPACE, " ")
     assert (data["metrics"][0]["name"], data["metrics"][0]["higher"]) == (name, metric.higher_is_better)
-    groups = {group["label"]: group for panel in data["panels"] for group in panel["groups"]}
+    lines = [group for panel in data["panels"] for group in panel["groups"]]
+    groups = {method: next(line for line in lines if line["label"] == CALLED[method]) for method in METHODS}
     finals = {label: sum(group["final"]) / 3 for label, group in groups.items()}
     assert finals == pytest.approx(means, rel=1e-4) and best(finals, metric) == winner
     for label, group in groups.items():
         assert group["curves"][name]["mean"][-1] == pytest.approx(means[label], rel=1e-4)
     reached = in_words(means[winner], metric).replace(sentences.SPACE, " ")
-    called = "test accuracy" if name == "accuracy" else name
-    lead = re.search(rf'class="lead">({winner} .*?)</p>', text)
-    assert lead and f"{reached} {called}" in lead[1].replace(sentences.SPACE, " ")
+    called = f"gets {reached} right" if name == "accuracy" else f"reaches {reached} {name}"
+    assert f'class="lead">{CALLED[winner]} {called}' in text.replace(sentences.SPACE, " ")
     (forest,) = data["forests"]
     differences = {row["label"]: row["mean"] for block in forest["blocks"] for row in block["rows"]}
     for row in tree["rows"]:
         if row["difference"]:
-            assert differences[row["group"]] == pytest.approx(row["difference"]["mean"], rel=1e-4)
+            assert differences[CALLED[row["group"]]] == pytest.approx(row["difference"]["mean"], rel=1e-4)
             assert signed(row["difference"]["mean"], metric) in words
     heads = re.findall(r'data-table="results"[^>]*>(.*?)</thead>', text, re.DOTALL)[0]
     assert re.sub(r"<.*?>", "", heads).split()[2].removesuffix(",") == name
-    for better_than_base in re.findall(r"ahead (\w+)", words):
-        if better_than_base in METHODS:
-            assert metric.gain(means[better_than_base] - means["fedavg"]) > 0 or better_than_base == winner
+    assert set(re.findall(r"(\w+) is ahead", words)) <= {CALLED[winner]}
 
 
 def test_a_page_can_be_asked_for_another_metric(tmp_path: Path) -> None:
     comparison(tmp_path / "grid", "accuracy")
     out = page.report([tmp_path / "grid"], tmp_path / "own.html", metric="accuracy_own", plots=True)
     assert payload(out.read_text())["metrics"][0]["name"] == "accuracy_own"
-    assert re.search(r'class="lead">moon ', out.read_text())
+    assert f'class="lead">{CALLED[BEST["accuracy_own"]]} reaches' in out.read_text()
     drawn = "".join(path.read_text() for path in (tmp_path / "own-plots").glob("*.svg"))
     assert "accuracy_own" in drawn and "test accuracy;" not in drawn
-    brier = page.report([tmp_path / "grid"], tmp_path / "own.html", metric="mine:brier", plots=True)
-    assert payload(brier.read_text())["metrics"][0]["higher"] is False
+    mine = page.report([tmp_path / "grid"], tmp_path / "own.html", metric="mine:mine", plots=True)
+    assert payload(mine.read_text())["metrics"][0]["higher"] is False
 
 
 def test_a_page_says_what_its_metric_is_in_the_words_of_the_docs(tmp_path: Path) -> None:
@@ -167,11 +164,11 @@ def test_a_metric_that_no_run_has_is_refused_with_those_that_they_have(tmp_path:
 def test_lines_without_the_metric_are_named_and_not_ranked(tmp_path: Path) -> None:
     folder = tmp_path / "grid"
     comparison(folder, "auc")
-    for path in folder.glob("moon*/events.jsonl"):
+    for path in folder.glob("fedbn*/events.jsonl"):
         path.write_text(path.read_text().replace('"auc"', '"unknown"'))
     text = page_of(folder)
-    assert re.search(r'class="lead">(fedavg|scaffold) ', text)
-    assert "moon" in next(line for line in text.splitlines() if "Without a value of auc" in line)
+    assert re.search(r'class="lead">(FedAvg|SCAFFOLD) reaches', text)
+    assert "FedBN" in next(line for line in text.splitlines() if "Without a value of auc" in line)
     assert [bool(group["final"]) for group in payload(text)["panels"][0]["groups"]].count(False) == 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,13 @@ def methods() -> tuple[Entry, ...]:
 def method_names() -> list[str]:
     """Names of the methods; no file is read."""
     return list(_files())
+
+
+@cache
+def display_name(name: str) -> str:
+    """What people call a method, as its file begins: FedAvg, KT-pFL; of a user's own, the class."""
+    path = _files().get(name)
+    return read_entry(path).idea.partition(":")[0] if path else name.rpartition(":")[2]
 
 
 def scenarios() -> dict[str, str]:

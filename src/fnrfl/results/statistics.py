@@ -80,6 +80,18 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(n, centre, sd, centre - reach, centre + reach)
 
 
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of so many examples (Wilson 1927).
+
+    >>> share_interval(0.5, 4)
+    (0.15003898915214955, 0.8499610108478505)
+    """
+    z = 1.959963984540054
+    centre, scale = share + z * z / (2 * count), 1 + z * z / count
+    reach = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
+
+
 def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
     """Values minus baseline over the seeds that both have; None where they share none."""
     shared = sorted(values.keys() & baseline.keys())

@@ -10,7 +10,7 @@ from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, POINTS, chart_number, least_span, shown_mean, thinned
 from fnrfl.results.report.pairs import VERDICTS, line_pairs, ranked
-from fnrfl.results.report.tables import confusion_over_seeds, references
+from fnrfl.results.report.tables import confusion_over_seeds, grid, references
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import LOOKING, MIB
 from fnrfl.runs.quality import TEST_METRICS, Metric
@@ -50,6 +50,7 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
             for one in charted(panels[0].metric)
         ],
         "forests": forests(panels),
+        "grids": _grids(panels),
         "panels": [_panel(panel) for panel in panels],
         "splits": splits,
         "inside": [
@@ -57,6 +58,15 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
         ],
         "first": max(range(len(groups)), key=lambda i: (bool(groups[i].config.get("fnr.weight")), -i)),
     }
+
+
+def _grids(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """The heat-map of methods and settings, if there are any."""
+    if (found := grid(panels)) is None:
+        return []
+    values = [[chart_number(cell.value) for cell in row[1:]] for row in found.rows]  # type: ignore[arg-type]
+    settings = [column.name for column in found.columns[1:]]
+    return [{"rows": [row[0].text for row in found.rows], "columns": settings, "values": values}]
 
 
 def charted(first: Metric) -> list[Metric]:
@@ -157,7 +167,6 @@ def _forest(panels: Sequence[Panel], leak: bool) -> dict[str, Any] | None:
         "least": min(least_span(panel.first.examples["test"]) if panel.metric.share else 0.0 for panel in panels),
         "blocks": blocks,
         "most_seeds": max(row["seeds"] for row in rows),
-        "compared": sum(row["tested"] for row in rows),
         "open": len(rows) <= OPEN_ROWS,
     }
 
@@ -167,7 +176,7 @@ def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> Iterator[dict[str, Any]
     titles = {
         "baseline": "minus {other}",
         "plain": "with FNR minus the same method without it",
-        "control": "with FNR minus its control, weight 0",
+        "control": "with FNR minus its control, without penalty",
     }
     pairs = line_pairs(lines)
     for why, title in titles.items():
@@ -181,13 +190,12 @@ def _blocks(panel: Panel, lines: Sequence[LineGroup]) -> Iterator[dict[str, Any]
                     "low": chart_number(found.low),
                     "high": chart_number(found.high),
                     "seeds": found.n,
-                    "tested": pair.corrected is not None,
                     "holds": pair.holds,
                     "verdict": VERDICTS[pair.verdict],
                 }
                 for pair, found in mine
             ]
-            yield {"where": panel.named(lines[0]), "title": title.format(other=rows[0]["other"]), "rows": rows}
+            yield {"where": panel.title, "title": title.format(other=rows[0]["other"]), "rows": rows}
 
 
 # -- a run from inside, client by client: who was refined when, class norms, and what refinement changed ---------------

@@ -153,15 +153,20 @@ const drawing = (() => {
   function lines(width, { series, xName, yName, x: xText, y: yText, shared, leak, bounded, range, least, references = [] }) {
     const height = Math.round(Math.max(230, Math.min(400, width * 0.52)));
     const svg = canvas(width, height, `${yName} by ${xName}`);
-    const points = series.flatMap((one) => one.points.filter((p) => p.y !== null));
+    const there = (one) => one.points.filter((p) => p.y !== null);
+    const points = series.flatMap(there);
     if (!points.length) return svg;
     const xs = points.map((p) => p.x);
-    const all = points.flatMap((p) => [p.y, p.low, p.high]);
+    // An axis that has all of the first rounds would make a strip of the last ones: then lines enter from outside.
+    const values = (found) => found.flatMap((p) => [p.y, p.low, p.high]);
+    const span = (found) => Math.max(...found) - Math.min(...found);
+    const late = values(series.flatMap((one) => there(one).slice(Math.floor(one.points.length / 2))));
+    const all = series.length > 1 && late.length && span(late) < 0.4 * span(values(points)) ? late : values(points);
     const [low, high] = range || (bounded ? shares(all, least) : around(all));
     const yTicks = ticks(low, high, height / 55);
     const tickText = whole(yTicks, yText);
     const left = 14 + 6.8 * Math.max(...yTicks.map((v) => tickText(v).length));
-    const [right, top, bottom] = [width - 12, 14, height - 42];
+    const [right, top, bottom] = [width - 12, references.length ? 28 : 14, height - 42];
     const x0 = shared ? Math.min(...xs) : 0;
     const xTicks = ticks(x0, Math.max(...xs), Math.min(8, width / 90)).filter((v) => !shared || Number.isInteger(v));
     if (shared && xTicks[0] !== x0 && (xTicks.length < 2 || xTicks[0] - x0 > (xTicks[1] - xTicks[0]) / 2)) xTicks.unshift(x0);
@@ -176,21 +181,24 @@ const drawing = (() => {
     if (leak) {
       svg.append(s("text", { class: "watermark", x: (left + right) / 2, y: (top + bottom) / 2 + 14, "text-anchor": "middle" }, "leak"));
     }
-    // What a guess reaches: a line where the axis has it, else its value with an arrow to where it lies.
-    rules(svg, references.filter(({ value }) => low <= value && value <= high).map(({ name, value }) => ({ name, at: py(value), text: yText(value) })), left, right);
-    const words = (arrow, found) => found.length && `${arrow} ${found.map(({ name, value }) => `${name} ${yText(value)}`).join(", ")}`;
-    for (const [y, text] of [[top + 10, words("\u2191", references.filter(({ value }) => value > high))], [bottom - 5, words("\u2193", references.filter(({ value }) => value < low))]]) {
-      if (text) svg.append(s("text", { class: "rule-name", x: right - 4, y, "text-anchor": "end" }, text));
+    // What a guess reaches: a line where the axis has it, else an arrow to where it lies; in words above the axis, in one text.
+    for (const { value } of references.filter((one) => low <= one.value && one.value <= high)) {
+      svg.append(s("line", { class: "rule", x1: left, x2: right, y1: py(value), y2: py(value) }));
     }
+    const words = references.map(({ name, value }) => `${value < low ? "\u2193 " : value > high ? "\u2191 " : ""}${name} ${yText(value)}`);
+    svg.append(s("text", { class: "rule-name", x: right, y: 12, "text-anchor": "end" }, words.join(", ")));
+    const inner = { x: left, y: top - 3, width: right - left, height: bottom - top + 6 };  // it cuts off what is outside
+    const plot = s("svg", { ...inner, viewBox: Object.values(inner).join(" ") });
+    svg.append(plot);
     for (const one of series) {
-      const there = one.points.filter((p) => p.y !== null);
-      const edge = (key) => there.map((p) => `${px(p.x).toFixed(1)} ${py(p[key]).toFixed(1)}`);
-      if (series.length <= 8 && there.some((p) => p.low !== p.high)) {
-        svg.append(s("path", { d: `M${[...edge("low"), ...edge("high").reverse()].join("L")}Z`, fill: colour(one.mark), opacity: 0.13 }));
+      const mine = there(one);
+      const edge = (key) => mine.map((p) => `${px(p.x).toFixed(1)} ${py(p[key]).toFixed(1)}`);
+      if (series.length <= 8 && mine.some((p) => p.low !== p.high)) {
+        plot.append(s("path", { d: `M${[...edge("low"), ...edge("high").reverse()].join("L")}Z`, fill: colour(one.mark), opacity: 0.13 }));
       }
-      svg.append(s("path", { class: "line", d: `M${edge("y").join("L")}`, stroke: colour(one.mark),
+      plot.append(s("path", { class: "line", d: `M${edge("y").join("L")}`, stroke: colour(one.mark),
         "stroke-dasharray": DASHES[one.mark % DASHES.length] }));
-      if (there.length === 1) svg.append(s("circle", { cx: px(there[0].x), cy: py(there[0].y), r: 4, fill: colour(one.mark) }));
+      if (mine.length === 1) plot.append(s("circle", { cx: px(mine[0].x), cy: py(mine[0].y), r: 4, fill: colour(one.mark) }));
     }
     const told = (p) => ({ value: yText(p.y, 2), more: p.low === p.high ? "" : `${yText(p.low, 2)} to ${yText(p.high, 2)}` });
     let targets;
@@ -198,9 +206,9 @@ const drawing = (() => {
       targets = [...new Set(xs)].sort((a, b) => a - b).map((x) => {
         const here = series.flatMap((one) => one.points.filter((p) => p.x === x && p.y !== null).map((p) => ({ one, p })));
         here.sort((a, b) => b.p.y - a.p.y);
-        return { box: [px(x), top, px(x), bottom], at: [px(x), py(here[0].p.y)], guide: true, title: `${xName} ${xText(x)}`,
+        return { box: [px(x), top, px(x), bottom], at: [px(x), Math.min(bottom, Math.max(top, py(here[0].p.y)))], guide: true, title: `${xName} ${xText(x)}`,
           rows: here.map(({ one, p }) => ({ mark: one.mark, label: one.label, ...told(p) })),
-          marks: here.map(({ one, p }) => [px(x), py(p.y), one.mark]) };
+          marks: here.filter(({ p }) => low <= p.y && p.y <= high).map(({ one, p }) => [px(x), py(p.y), one.mark]) };
       });
     } else {
       targets = series.flatMap((one) => one.points.filter((p) => p.y !== null).map((p) => ({
@@ -210,16 +218,14 @@ const drawing = (() => {
     return listen(svg, targets, { leak, legend: series.map(({ label, mark }) => ({ label, mark })) });
   }
 
-  // Horizontal lines with their names: those too close to each other share one name.
-  function rules(svg, found, left, right) {
-    const named = [];
-    for (const one of found.sort((a, b) => a.at - b.at)) {
-      svg.append(s("line", { class: "rule", x1: left, x2: right, y1: one.at, y2: one.at }));
-      const near = named.find((other) => Math.abs(other.at - one.at) < 15);
-      if (near) near.words.push(`${one.name} ${one.text}`);
-      else named.push({ at: one.at, words: [`${one.name} ${one.text}`] });
-    }
-    for (const { at, words } of named) svg.append(s("text", { class: "rule-name", x: right - 4, y: at - 5, "text-anchor": "end" }, words.join(", ")));
+  // Who has what, as a small picture: a row is a client, a column a class.
+  function skew(counts) {
+    const [w, h] = [130 / counts[0].length, Math.max(1, Math.min(9, 120 / counts.length))];
+    const svg = canvas(130, h * counts.length, "examples of each class that each client has");
+    const most = Math.max(...counts.flat());
+    counts.forEach((row, r) => row.forEach((count, c) => svg.append(
+      s("rect", { class: "cell", x: c * w, y: r * h, width: w, height: h, "fill-opacity": (count / most).toFixed(3) }))));
+    return svg;
   }
 
   // Paired differences: the mean a dot, full if it holds after correction; the interval a bar; zero a line.
@@ -327,11 +333,11 @@ const drawing = (() => {
     const labelWidth = Math.min(width * 0.42, 18 + 6.8 * Math.max(rowName.length, ...rows.map((row) => row.length)));
     const barWidth = beside ? Math.min(120, width * 0.2) : 0;
     const room = width - labelWidth - barWidth - (beside ? 12 : 0);
-    const w = Math.min(room / columns.length, beyond ? 90 : 64);
+    const w = Math.min(room / columns.length, beyond || 64);
     const h0 = Math.max(9, Math.min(28, 900 / rows.length));
     // Names of columns that are wider than a column lean over.
     const wordy = Math.max(...columns.map((name) => name.length));
-    const lean = wordy > 3 && 7.5 * wordy + 4 > w && w >= 12;
+    const lean = wordy > 3 && 6.8 * wordy + 4 > w && w >= 12;
     const top = lean ? 34 + 4.7 * Math.min(wordy, 18) : 38;
     const height = top + rows.length * h0 + 30;
     const svg = canvas(width, height, `${columnName} by ${rowName || "line"}`);
@@ -514,5 +520,5 @@ const drawing = (() => {
   unfold(location.hash);
   addEventListener("beforeprint", () => folds.forEach((fold) => (fold.open = true)));
 
-  return { data, h, s, colour, swatch, block, percent, number, shares, ticks, whole, scale, listen, keep, canvas, clip, lines, dots, forest, heat, bars, change, sorting };
+  return { data, h, s, colour, swatch, block, percent, number, shares, ticks, whole, scale, listen, keep, canvas, clip, lines, dots, forest, heat, skew, bars, change, sorting };
 })();

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 
+from fnrfl.config.registry import display_name
 from fnrfl.results.report.load import Run, ambiguous
 from fnrfl.results.statistics import mean
 from fnrfl.rundir import origin
@@ -15,11 +18,22 @@ from fnrfl.rundir.configs import Config, without_keys
 from fnrfl.runs.quality import TEST_METRICS, Metric
 
 COLOURS = 8
+NO_PENALTY = " without penalty"
 # Said in every label if it differs; all other keys only where labels would be the same.
 TELLING = ("dataset.name", "scenario", "model.name", "clients", "participation", "rounds")
 ACCURACY = TEST_METRICS["accuracy"]
 # What decides which data a metric is of: only lines that share it are ranked.
 SETTING = ("dataset.name", "scenario", "clients")
+# How the data of clients differs, by the parts of a scenario.
+SKEWS = {
+    "iid": "evenly spread data",
+    "label-dirichlet": "skewed classes",
+    "label-classes": "few classes a client",
+    "quantity-dirichlet": "clients of unequal size",
+    "niid-mixed": "skewed classes and sizes",
+    "feature-noise": "noise on the inputs",
+    "natural": "each client's own data",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +70,7 @@ class LineGroup:
 class Panel:
     """Lines that can share a chart: one data set, one set of leaks."""
 
-    title: str
+    title: str  # what tells its setting from the others of the page
     groups: tuple[LineGroup, ...]
 
     @property
@@ -74,32 +88,57 @@ class Panel:
         """What its lines are ranked by."""
         return self.groups[0].metric
 
-    def named(self, line: LineGroup) -> str:
-        """The title, with the scenario of a line if that is not in it."""
-        scenario = f", {line.config['scenario']}"
-        return self.title if scenario in self.title else self.title + scenario
-
 
 def panels_of(runs: Sequence[Run], metric: Metric = ACCURACY) -> list[Panel]:
-    """Runs as lines, ranked by a metric, and lines as charts; one with more lines than colours is split by setting."""
+    """Runs as lines, ranked by a metric, and lines as charts: one for each setting that has more than one line."""
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
         by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
-    several = ambiguous([run.origin for run in runs])
-    found: list[Panel] = []
+    found: list[list[tuple[Run, ...]]] = []
     for lines in by_data.values():
         charts: dict[object, list[tuple[Run, ...]]] = {}
         for line in lines:
-            charts.setdefault(setting(line[0]) if len(lines) > COLOURS else None, []).append(line)
-        for chart in charts.values():
-            first = chart[0][0]
-            title = ", ".join(str(first.config[key]) for key in SETTING[: min(2, len(charts))])
-            if first.config["dataset.name"] in several:
-                title += f", data {origin.short_hash(first.origin.data)}"
-            labels = line_labels([line[0].config for line in chart], [line[0].finished for line in chart])
-            groups = (LineGroup(*one, metric) for one in zip(labels, itertools.count(), chart))
-            found.append(Panel(f"{title}, with leaks" if first.leaks else title, tuple(groups)))
-    return found
+            charts.setdefault(setting(line[0]), []).append(line)
+        found += charts.values() if len(charts) < len(lines) else [lines]
+    panels, methods = [], {run.config["algorithm.name"] for run in runs}
+    for title, chart in zip(setting_names([chart[0][0] for chart in found]), found, strict=True):
+        labels = line_labels([line[0].config for line in chart], [line[0].finished for line in chart], len(methods) > 1)
+        groups = (LineGroup(*one, metric) for one in zip(labels, itertools.count(), chart))
+        alone = len({setting(line[0]) for line in chart}) == 1
+        panels.append(Panel(title if alone else data_name(chart[0][0].config), tuple(groups)))
+    return panels
+
+
+def data_name(config: Config) -> str:
+    """A data set in words: of a path, what it ends with."""
+    return PurePath(str(config["dataset.name"])).name or str(config["dataset.name"])
+
+
+def _skew(scenario: str) -> str:
+    """A scenario in words; as it is typed, if there are none for it."""
+    words = [SKEWS[part] for part in re.findall(r"[a-z-]+", scenario) if part in SKEWS]
+    return " and ".join(dict.fromkeys(words)) or scenario
+
+
+def setting_names(runs: Sequence[Run]) -> list[str]:
+    """Name the settings of some runs by what differs between them: the skew in words, as typed where it must be."""
+
+    scenarios = dict.fromkeys(str(run.config["scenario"]) for run in runs)
+    for told in (_skew, lambda typed: f"{_skew(typed)} ({', '.join(re.findall(r'[(]([^()]+)[)]', typed))})", str):
+        found = {typed: told(typed) for typed in scenarios if scenarios[typed] is None}
+        seen = Counter(found.values())
+        scenarios |= {typed: words for typed, words in found.items() if seen[words] == 1}
+    several = ambiguous([run.origin for run in runs])
+    tellings = (
+        lambda run: scenarios[str(run.config["scenario"])],
+        lambda run: f"{run.config['clients']} clients",
+        lambda run: data_name(run.config),
+        lambda run: f"data {origin.short_hash(run.origin.data)}" if run.config["dataset.name"] in several else "",
+        lambda run: "leaks" if run.leaks else "no leaks",
+    )
+    said = [[tell(run) for run in runs] for tell in tellings]
+    kept = [words for words in said if len(set(words)) > 1] or said[:1]
+    return [", ".join(filter(None, words)) for words in zip(*kept, strict=True)]
 
 
 def setting(run: Run) -> tuple[object, ...]:
@@ -141,8 +180,8 @@ def varying(configs: Sequence[Config]) -> list[str]:
 
 
 def method(config: Config) -> str:
-    """A method's name, with FNR if it is on; weight 0 is said, because that is the control and not FNR."""
-    return _with_or_without_fnr(config) + (", weight 0" if config.get("fnr.weight") == 0 else "")
+    """A method's name, with FNR if it is on; one without its penalty says so, because that is the control and not FNR."""
+    return _with_or_without_fnr(config) + (NO_PENALTY if config.get("fnr.weight") == 0 else "")
 
 
 def shared_method(configs: Sequence[Config]) -> str | None:
@@ -152,26 +191,30 @@ def shared_method(configs: Sequence[Config]) -> str | None:
 
 
 def _with_or_without_fnr(config: Config) -> str:
-    return str(config["algorithm.name"]) + (" + FNR" if config["fnr"] == "on" else "")
+    return display_name(str(config["algorithm.name"])) + (" + FNR" if config["fnr"] == "on" else "")
 
 
-def line_labels(configs: Sequence[Config], finished: Sequence[bool]) -> list[str]:
+def line_labels(configs: Sequence[Config], finished: Sequence[bool], several_methods: bool) -> list[str]:
     """Short names that differ: the method, the setting if it varies, and as few other keys as it takes.
 
-    What all lines share is left out, the method too where something else tells them apart.
+    What all lines share is left out, the method too where something else tells them apart. FNR around the one method
+    of a page is called FNR.
     """
     differing = varying(configs)
+    methods = list(map(method, configs))
+    if "fnr" in differing and not several_methods:
+        methods = [name.rpartition(" + ")[2] for name in methods]
     always = [key for key in TELLING if key in differing]
     found = [
-        ", ".join([method(config), *(_said(config, key) for key in always), *([] if whole else ["unfinished"])])
-        for config, whole in zip(configs, finished, strict=True)
+        ", ".join([name, *(_said(config, key) for key in always), *([] if whole else ["unfinished"])])
+        for name, config, whole in zip(methods, configs, finished, strict=True)
     ]
     for key in differing:
         if key not in TELLING and not key.startswith("leaks."):
             found = _told_apart(found, configs, key)
-    shared = f"{_with_or_without_fnr(configs[0])}, "
-    if len(set(found)) > 1 and all(label.startswith(shared) for label in found):
-        found = [label.removeprefix(shared) for label in found]
+    shared = _with_or_without_fnr(configs[0])
+    if len(set(found)) > 1 and all(label.startswith((f"{shared}, ", shared + NO_PENALTY)) for label in found):
+        found = [label.removeprefix(shared).removeprefix(",").lstrip() for label in found]
     seen = Counter[str]()
     for i, label in enumerate(found):  # the same run twice
         seen[label] += 1

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { data, h, swatch, block, percent, number, shares, keep, lines, dots, forest, heat, bars, change, sorting } = drawing;
+  const { data, h, swatch, block, percent, number, shares, keep, lines, dots, forest, heat, skew, bars, change, sorting } = drawing;
 
   // -- what is on the page ------------------------------------------------------------------------------------------------
   const METRICS = data.metrics;
@@ -9,6 +9,31 @@
   const isShare = (key) => about(key).share;
 
   data.forests.forEach((one, f) => keep(document.querySelector(`[data-forest="${f}"]`), (width) => forest(width, { ...one, metric: METRICS[0] })));
+
+  data.grids.forEach((grid, g) => keep(document.querySelector(`[data-grid="${g}"]`), (width) => {
+    const show = isShare(LEADING) ? (v) => (100 * v).toFixed(1) : number;
+    return heat(width, { rows: grid.rows, columns: grid.columns, rowName: "", columnName: "", beyond: 200, value: (r, c) => grid.values[r][c], text: show,
+      said: (r, c) => ({ title: `${grid.rows[r]}, ${grid.columns[c]}`, rows: [{ label: LEADING, value: grid.values[r][c] === null ? "none" : show(grid.values[r][c]) }] }) });
+  }));
+  document.querySelectorAll("[data-skew]").forEach((place) => place.replaceChildren(skew(data.splits[place.dataset.skew])));
+
+  // The curves of all panels are of one metric, chosen by one row of buttons.
+  let metric = LEADING;
+  const curves = [];
+  function choose(key) {
+    metric = key;
+    document.getElementById("said").textContent = `${key}: ${about(key).help}.`;
+    for (const button of document.getElementById("choices").children) button.setAttribute("aria-pressed", String(button.textContent === key));
+    curves.forEach((paint) => paint());
+  }
+  document.getElementById("choices").replaceChildren(...METRICS
+    .filter(({ name }) => data.panels.some((panel) => panel.groups.some((group) => group.curves[name])))
+    .map(({ name }) => {
+      const button = h("button", { type: "button" }, name);
+      button.addEventListener("click", () => choose(name));
+      return button;
+    }));
+  choose(LEADING);
 
   data.panels.forEach((panel, p) => {
     const hidden = new Set();
@@ -37,28 +62,12 @@
     }
     document.querySelectorAll(`[data-legend="${p}"]`).forEach(legend);
 
-    let metric = LEADING;
-    const choices = document.querySelector(`[data-choices="${p}"]`);
-    const offered = METRICS.filter(({ name }) => panel.groups.some((group) => group.curves[name]));
-    const buttons = offered.map(({ name: key }) => {
-      const button = h("button", { type: "button", "aria-pressed": String(key === metric) }, key);
-      button.addEventListener("click", () => {
-        metric = key;
-        buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
-        paints.forEach((paint) => paint());
-      });
-      return button;
-    });
-    choices.replaceChildren(...buttons);
-    const said = document.querySelector(`[data-said="${p}"]`);
     const how = (key) => ({ yName: key, y: isShare(key) ? percent : number, bounded: isShare(key), least: isShare(key) ? panel.least.shares : 0,
       references: references(key) });
 
-    paints.push(keep(place("rounds"), (width) => {
-      said.textContent = `${metric}: ${about(metric).help}.`;
-      return lines(width, { series: visible().filter((group) => group.curves[metric]).map((group) => curve(group, metric, (g, i) => g.rounds[i])),
-        xName: "round", x: String, shared: true, leak, ...how(metric) });
-    }));
+    curves.push(keep(place("rounds"), (width) => lines(width, { series: visible().filter((group) => group.curves[metric]).map((group) => curve(group, metric, (g, i) => g.rounds[i])),
+        xName: "round", x: String, shared: true, leak, ...how(metric) })));
+    paints.push(curves.at(-1));
     for (const [name, key, xName] of [["mib", "mib", "MiB sent, both directions"], ["seconds", "seconds", "seconds of training"]]) {
       paints.push(keep(place(name), (width) => lines(width, { series: visible().filter((group) => group.curves[LEADING]).map((group) =>
         curve(group, LEADING, (g, i) => g[key][i])), xName, x: number, shared: false, leak, ...how(LEADING), references: [] })));
@@ -67,7 +76,7 @@
     if (scored.length) keep(place("seeds"), (width) => dots(width, { leak, ...how(LEADING), rows: scored.map((group) => ({ label: group.label, mark: group.mark,
       values: group.final, seeds: group.seeds, mean: group.final.reduce((a, b) => a + b, 0) / group.final.length })) }));
     keep(place("classes"), (width) => heat(width, { rows: panel.groups.map((group) => group.label), columns: panel.classes, rowName: "", columnName: "class",
-      leak, range: classRange, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: true,
+      leak, range: classRange, value: (r, c) => panel.groups[r].classes[c], text: (v) => (100 * v).toFixed(0), beyond: 90,
       said: (r, c) => ({ title: panel.groups[r].label, rows: [{ label: `class ${panel.classes[c]}`, value: percent(panel.groups[r].classes[c]) }] }) }));
     const confused = panel.groups.filter((group) => group.confusion);
     if (confused.length) {

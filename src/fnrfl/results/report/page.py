@@ -15,7 +15,7 @@ from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import counted
 from fnrfl.results.report import load, sentences, tables
 from fnrfl.results.report.charts import DASHES, payload
-from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, method, panels_of, shared_method
+from fnrfl.results.report.groups import COLOURS, LineGroup, Panel, data_name, method, panels_of, shared_method
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.pairs import is_control_line
 from fnrfl.results.report.privacy_table import learned
@@ -26,8 +26,8 @@ log = logging.getLogger("fnrfl")
 NOTHING_LEFT_OUT = load.Found()
 # What follows the summary, by name: each is a link, a part that folds, and the template sections/NAME.html.
 PAGE_SECTIONS = {
-    "results": "Results",
     "convergence": "Convergence",
+    "results": "Results",
     "cost": "Cost",
     "metrics": "Metrics",
     "classes": "Classes",
@@ -79,7 +79,7 @@ def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Fou
     """Return the page as text; `found` has runs without a finished round, and sentences about runs left out."""
     groups = [group for panel in panels for group in panel.groups]
     runs = [run for panel in panels for run in panel.runs]
-    lead, told = sentences.summary(panels)
+    said, notes = sentences.summary(panels)
     drawn, shown = payload(panels), [_panel(panel) for panel in panels]
     sites = any(panel["sites"] for panel in shown)
     values = {
@@ -87,8 +87,9 @@ def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Fou
         "dashes": DASHES,
         "sections": {name: text for name, text in PAGE_SECTIONS.items() if name != "sites" or sites},
         "what": sentences.what(panels),
-        "lead": lead,
-        "summary": told,
+        "said": [(one.text, one.line.first.about["partition"]) for one in said],
+        "notes": notes,
+        "grid": tables.grid(panels),
         "forests": drawn["forests"],
         "panels": shown,
         "learned": learned(groups),
@@ -120,7 +121,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "title": panel.title,
         "leaks": panel.first.leaks,
         "metric": panel.metric,
-        "tested": f"{counted(test, 'test example')} of {panel.first.config['dataset.name']}",
+        "tested": f"{counted(test, 'test example')} of {data_name(panel.first.config)}",
         "one_example": f"{100 / test:.{1 if test < 100 else 2}f}",
         "noisy": any("accuracy_clean" in run.rounds[0] for run in panel.runs),
         "devices": list(dict.fromkeys(f"{r.about['device']}, {r.config['engine.name']} engine" for r in panel.runs)),
@@ -139,12 +140,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _title(groups: Sequence[LineGroup]) -> str:
-    data = ", ".join(dict.fromkeys(str(group.config["dataset.name"]) for group in groups))
+    data = ", ".join(dict.fromkeys(data_name(group.config) for group in groups))
     if len(groups) == 1:
         return f"{groups[0].label} on {data}"
-    methods = [method(group.config) for group in groups if not is_control_line(group)]
-    if len(methods) == len(set(methods)):
-        return f"{counted(len(methods), 'method')} on {data}"
+    names = list(dict.fromkeys(group.label for group in groups if not is_control_line(group)))
+    methods = {method(group.config) for group in groups if not is_control_line(group)}
+    if len(names) == len(methods) > 1:
+        return f"{sentences.listed(names) if len(names) <= sentences.NAMES else f'{len(names)} methods'} on {data}"
     shared = shared_method([group.config for group in groups])
     return f"{len(groups)} variants{f' of {shared}' if shared else ''} on {data}"
 

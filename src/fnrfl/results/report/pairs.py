@@ -88,16 +88,16 @@ def line_pairs(lines: Sequence[LineGroup]) -> list[LinePair]:
 def against_all(
     first: LineGroup, others: Sequence[LineGroup], lines: Sequence[LineGroup]
 ) -> tuple[dict[LineGroup, LinePair], int]:
-    """The pairs of one line with some others, and how many comparisons p is corrected for: all of the setting, too.
+    """The pairs of one line with some others, and how many comparisons the new ones among them are corrected for.
 
-    So no difference holds here that does not hold among the pairs of the setting.
+    A pair of the setting stays as it is there, so that a page says one thing about it; others add to their number.
     """
     known = line_pairs(lines)
     met = {line for pair in known if first in (pair.one, pair.other) for line in (pair.one, pair.other)}
     new = [LinePair(first, other, "", difference(first, other)) for other in others if other not in met]
-    pairs = _corrected([*known, *new])
-    mine = {pair.other if pair.one is first else pair.one: pair for pair in pairs if first in (pair.one, pair.other)}
+    pairs = [*known, *_corrected([*known, *new])[len(known) :]]
     tested = sum(pair.corrected is not None for pair in pairs)
+    mine = {pair.other if pair.one is first else pair.one: pair for pair in pairs if first in (pair.one, pair.other)}
     return {line: pair for line, pair in mine.items() if line in others}, tested
 
 

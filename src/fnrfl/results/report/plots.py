@@ -55,9 +55,13 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with page_style():
-        for name, parts in (("differences", data["forests"]), *((name, data["panels"]) for name in FIGURES)):
+        for name, parts in (
+            ("differences", data["forests"]),
+            ("grid", data["grids"]),
+            *((name, data["panels"]) for name in FIGURES),
+        ):
             for number, part in enumerate(parts, 1):
-                figure = FIGURES.get(name, draw_differences)(data, part)
+                figure = (FIGURES | OF_THE_PAGE)[name](data, part)
                 for suffix, date in (("png", None), ("svg", {"Date": None})):  # the same figure is the same file
                     path = folder / (f"{name}.{suffix}" if number == 1 else f"{name}-{number}.{suffix}")
                     write_output(path, as_image(figure, suffix, date))
@@ -101,16 +105,20 @@ def _axes(leaks: Sequence[str], height: float = 4.2) -> tuple[Figure, Axes]:
 def _curves(data: Chart, panel: Chart, across: str, name: str) -> Figure:
     """The metric over something: the mean over seeds, and a band from the lowest to the highest."""
     figure, axes = _axes(panel["leaks"])
-    metric, met = data["metrics"][0], list[float]()
+    metric, met, late = data["metrics"][0], list[float](), list[float]()
     for group in panel["groups"]:
         curve = group["curves"].get(metric["name"], {"mean": ()})
         known = [i for i, value in enumerate(curve["mean"]) if value is not None]
         x, y, low, high = ([values[i] for i in known] for values in (group[across], *map(curve.get, BAND)))
         dash, met = data["dashes"][group["mark"] % len(data["dashes"])], met + low + high
+        late += [value for ends in (low, high) for value in ends[len(group[across]) // 2 :]]
         style = "-" if dash == "none" else (0, tuple(float(length) / 2 for length in dash.split()))
         axes.plot(x, y, color=_colour(group), linestyle=style, marker="o" if len(x) == 1 else "")
         if low != high:
             axes.fill_between(x, low, high, color=_colour(group), alpha=0.13, linewidth=0)
+    if len(panel["groups"]) > 1 and late and max(late) - min(late) < 0.4 * (max(met) - min(met)):  # as the page has it
+        met = late
+        axes.set_ylim(min(late), max(late))
     _name_axis(axes, "y", metric, panel, met)
     axes.set_xlabel(name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=across == "rounds"))
@@ -184,6 +192,18 @@ def split(data: Chart, panel: Chart) -> Figure:
     return figure
 
 
+def draw_grid(data: Chart, grid: Chart) -> Figure:
+    """The metric of each method in each setting."""
+    figure, axes = _axes([], height=1.4 + 0.4 * len(grid["rows"]))
+    metric, known = data["metrics"][0], [value for row in grid["values"] for value in row if value is not None]
+    rows = [name.replace("$", r"\$") for name in grid["rows"]]
+    show = (lambda v: f"{100 * v:.1f}") if metric["share"] else (lambda v: f"{v:.4f}")
+    draw_heat(axes, grid["values"], rows, show, max(known), min(known))
+    axes.set_xticks(range(len(grid["columns"])), [textwrap.fill(name, 22) for name in grid["columns"]])
+    axes.set_xlabel(metric["name"] + (", %" if metric["share"] else ""))
+    return figure
+
+
 def draw_differences(data: Chart, forest: Chart) -> Figure:
     """Paired differences with their intervals."""
     rows, metric = [row for block in forest["blocks"] for row in block["rows"]], data["metrics"][0]
@@ -247,3 +267,4 @@ FIGURES: dict[str, Callable[[Chart, Chart], Figure]] = {
     "classes": classes,
     "split": split,
 }
+OF_THE_PAGE: dict[str, Callable[[Chart, Chart], Figure]] = {"differences": draw_differences, "grid": draw_grid}

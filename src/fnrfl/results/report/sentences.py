@@ -1,17 +1,18 @@
-"""What came out, in plain words: a few sentences for each setting, put together from a table of texts.
+"""What came out, in plain words: two sentences for each setting, put together from a table of texts.
 
-The first says who is ahead, the second how far, the third which differences hold; where runs cannot tell, they say so.
+The first says what each method reached, the second whether the first one's lead is more than luck. What all settings
+share is said once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fnrfl.core.words import counted
-from fnrfl.results.report.groups import LineGroup, Panel, shared_method
+from fnrfl.results.report.groups import LineGroup, Panel, data_name, method, setting_names, shared_method
 from fnrfl.results.report.numbers import SPACE, in_words, percent, points, signed
-from fnrfl.results.report.pairs import VERDICTS, LinePair, against_all, control, is_control_line, line_pairs, ranked
+from fnrfl.results.report.pairs import LinePair, against_all, baseline, control, is_control_line, line_pairs, ranked
 from fnrfl.results.report.tables import best_guess
 from fnrfl.results.statistics import mean
 
@@ -22,39 +23,50 @@ LEAKS = {
     "constant_penalty": "the penalty had no gradient",
     "clean_test_for_fnr": "under feature noise, FNR alone was scored on clean examples",
 }
+NUMERALS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 TEXTS = {
     "what": "{runs}{by} on {data}: {scenario} over {clients}, {rounds}, model {model}, {seeds}.",
     "nothing": "No run is finished, so there is nothing to rank yet.",
-    "settings": "There are {count} settings here, and each is ranked by itself.",
-    "setting": "{setting}: {said}",
-    "only": "{first} reached {reached}.",
-    "controls": "All lines here are controls, so none is called best. The first is {first} with {reached}.",
-    "leak": "With a leak none is called best. The first is {first} with {reached}.",
-    "tied": "{names} are ahead with the same {reached}.",
-    "best": "{first} came out best, with {reached}.",
-    "ahead": "{first} is ahead with {reached}, but these runs do not show{corrected} that it is better than {than}.",
+    "with": "With {setting} {said}",
+    "right": "{first} gets {value} right",
+    "reaches": "{first} reaches {value} {metric}",
+    "lower": " (lower is better)",
+    "next": "{name} {value}",
+    "leak mark": " (leak)",
+    "more": "{count} more follow",
+    "control": "; the control {names}",
+    "several controls": "; the controls {names}",
+    "only controls": "All of these are controls, so none is called best.",
+    "leak": "With a leak none is called best.",
+    "tied": "{names} are equal.",
+    "spread": "{seeds} seeds lie between {low} and {high}.",
+    "one seed": "One seed cannot tell this from luck.",
+    "apart": "They share no seed with the same split, so nothing can be told.",
+    "flat": "Their difference is the same with every seed, so nothing can be told from luck.",
+    "luck": "{seeds} seeds cannot tell this from luck{corrected}{interval}.",
+    "some luck": "{seeds} seeds cannot tell {first} from {than}{corrected}{interval}.",
+    "best": "{first} is ahead by more than luck{corrected}{interval}.",
+    "any": "any of the others",
+    "some": "{close} of the {others} others",
+    "interval": ": {low} to {high}",
+    "over": " over {second}",
     "corrected": " after correction for {comparisons}",
-    "any": "any other method",
-    "some": "{close} of the {others} other methods",
-    "one seed": "That is one seed.",
-    "seeds": "That is the mean of {seeds} seeds, {low} to {high}.",
-    "next": " The next is {second}, {behind} behind: {verdict}{interval}.",
-    "interval": " (95{space}% interval {low} to {high}, {seeds} seeds)",
-    "above": " Controls that are above it: {names}.",
-    "untested": "No difference can be tested: that takes two seeds in common, and differences that vary.",
-    "compared": "Corrected for {comparisons}, {parts}.",
-    "baseline": "against {other}",
-    "plain": "FNR against the same method without it",
-    "control": "the penalty against weight 0",
-    "ahead of": "ahead {names}",
-    "behind": "behind {names}",
-    "same": "{count} not to be told apart",
-    "no control": "Nothing can be said about the penalty itself in {names}: there is no run of it with weight 0.",
+    "penalty": "The penalty alone cannot be told from luck in {same} of {comparisons} with refinement without it.",
+    "no control": "Nothing can be said about the penalty of {names}: there is no run of it with weight 0.",
     "guess": "No better than one and the same answer to everything, which reaches {guess}: {names}.",
     "late": "Not finished, so shown as far as it went and not ranked: {names}.",
     "without": "Without a value of {metric}, so not ranked: {names}.",
     "leaks apart": "Lines with a leak are ranked among themselves only: they saw what an honest run does not see.",
+    "metric": "{metric}: {meaning}.",
+    "intervals": "Intervals are of the paired difference over seeds, 95{space}%.",
 }
+
+
+class Said(NamedTuple):
+    """What is said of a setting, and the line whose split is shown beside it."""
+
+    text: str
+    line: LineGroup
 
 
 def say(key: str, **values: Any) -> str:
@@ -69,13 +81,13 @@ def what(panels: Sequence[Panel]) -> str:
     shared = shared_method([group.config for group in groups])
     each = {
         key: listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
-        for key in ("dataset.name", "scenario", "model.name", "clients", "rounds")
+        for key in ("scenario", "model.name", "clients", "rounds")
     }
     return say(
         "what",
         runs=counted(sum(len(group.runs) for group in groups), "run"),
         by=f" by {shared}" if shared and len(groups) > 1 else "",
-        data=each["dataset.name"],
+        data=listed(list(dict.fromkeys(data_name(group.config) for group in groups))),
         scenario=each["scenario"],
         clients=f"{each['clients']} client{'' if each['clients'] == '1' else 's'}",
         rounds=f"{each['rounds']} round{'' if each['rounds'] == '1' else 's'}",
@@ -84,24 +96,130 @@ def what(panels: Sequence[Panel]) -> str:
     )
 
 
-def summary(panels: Sequence[Panel]) -> tuple[str, list[str]]:
-    """Return the first sentence, and paragraphs: who was best, whether that is more than luck, and what FNR did.
+def summary(panels: Sequence[Panel]) -> tuple[list[Said], list[str]]:
+    """Return two sentences for each setting, and what must be known about all of them.
 
     A line with a leak is never called best, and the page does not open with it unless all lines have leaks.
     """
-    settings = [(panel, lines) for panel in panels for lines in ranked(panel.groups)]
-    honest = [lines for panel, lines in settings if not panel.first.leaks]
-    first = honest if len(honest) == 1 else [lines for _, lines in settings]
-    if not settings:
-        lead, told = say("nothing"), []
-    elif len(first) == 1:
-        lead, *told = _about(first[0])
-    else:
-        lead, told = say("settings", count=len(settings)), []
-    for panel, lines in settings:
-        if len(first) > 1 or lines is not first[0]:
-            told.append(say("setting", setting=panel.named(lines[0]), said=" ".join(_about(lines))))
-    return lead, told + _not_ranked(panels)
+    settings = [lines for panel in panels for lines in ranked(panel.groups)]
+    settings.sort(key=lambda lines: bool(lines[0].first.leaks))
+    told = []
+    for name, lines in zip(setting_names([lines[0].first for lines in settings]), settings, strict=True):
+        text = " ".join(_about(lines))
+        told.append(Said(say("with", setting=name, said=text) if len(settings) > 1 else text, lines[0]))
+    return told, [*_shared(settings), *_not_ranked(panels)]
+
+
+def _about(lines: Sequence[LineGroup]) -> list[str]:
+    """Say what the lines of one setting reached, and whether the first is ahead by more than luck."""
+    order = sorted(lines, key=lambda group: -group.metric.gain(group.mean))
+    methods, controls = ([line for line in order if is_control_line(line) == c] for c in (False, True))
+    if not methods:
+        return [_reached(controls, []) + ".", *([say("only controls")] if len(controls) > 1 else [])]
+    return [
+        _reached(methods, controls) + ".",
+        *(_spread(methods[0]) if len(methods) == 1 else [_verdict(methods, lines)]),
+    ]
+
+
+def _reached(lines: Sequence[LineGroup], controls: Sequence[LineGroup]) -> str:
+    """Say what lines reached, the best first; of many, those that matter: the first ones and the baseline."""
+    first, metric = lines[0], lines[0].metric
+    shown = [line for place, line in enumerate(lines) if place < NAMES or line is baseline(lines)]
+    key = "right" if metric.name == "accuracy" else "reaches"
+    better = "" if metric.higher_is_better else say("lower")
+    told = [say(key, first=_name(first, lines), value=_value(first), metric=metric.name + better)]
+    told += [say("next", name=line.label, value=_value(line)) for line in shown[1:]]
+    told += [say("more", count=len(lines) - len(shown))] if len(lines) > len(shown) else []
+    key = "control" if len(controls) == 1 else "several controls"
+    beside = [say("next", name=line.label, value=_value(line)) for line in controls]
+    return listed(told) + (say(key, names=named(beside)) if controls else "")
+
+
+def _name(line: LineGroup, lines: Sequence[LineGroup]) -> str:
+    """The name of a line; where there is one alone, its method, since its label says how it differs from other settings."""
+    return line.label if len(lines) > 1 else method(line.config)
+
+
+def _value(line: LineGroup) -> str:
+    return in_words(line.mean, line.metric) + (say("leak mark") if line.first.leaks else "")
+
+
+def _spread(line: LineGroup) -> list[str]:
+    """Say how far the seeds of a line that is alone are apart."""
+    low, high = (in_words(end(line.values.values()), line.metric) for end in (min, max))
+    return [say("spread", seeds=_numeral(len(line.values)), low=low, high=high)] if len(line.values) > 1 else []
+
+
+def _verdict(methods: Sequence[LineGroup], lines: Sequence[LineGroup]) -> str:
+    """Say whether the first method is ahead by more than luck; nobody is called best who has a leak."""
+    first, second, *_ = methods
+    pairs, compared = against_all(first, methods[1:], lines)
+    tied = [line.label for line in methods if round(line.mean - first.mean, 12) == 0]
+    close = [line.label for line, pair in pairs.items() if not pair.holds]
+    pair, others = pairs[second], len(methods) - 1
+    if first.first.leaks:
+        return say("leak")
+    if len(tied) > 1:
+        return say("tied", names=named(tied))
+    if pair.found is None:
+        return say("apart")
+    if pair.found.n == 1:
+        return say("one seed")
+    if pair.found.low is None:
+        return say("flat")
+    corrected = say("corrected", comparisons=counted(compared, "comparison"))
+    said = {
+        "first": first.label,
+        "seeds": _numeral(pair.found.n),
+        "interval": _interval(pair, first, second) + (say("over", second=second.label) if others > 1 else ""),
+        "corrected": corrected if compared > 1 and pair.verdict != "same" else "",
+    }
+    if not close:
+        return say("best", **said)
+    if len(close) == others == 1:
+        return say("luck", **said)
+    than = (
+        named(close)
+        if len(close) < 3
+        else say("any" if len(close) == others else "some", close=len(close), others=others)
+    )
+    return say("some luck", than=than, **said)
+
+
+def _interval(pair: LinePair, first: LineGroup, second: LineGroup) -> str:
+    """By how much the first is ahead of the second, from the pair of the two."""
+    assert pair.found is not None and pair.found.low is not None and pair.found.high is not None
+    metric = first.metric
+    low, high = sorted((metric.gain(pair.found.low), metric.gain(pair.found.high)))
+    low, high = (low, high) if pair.one is first else (-high, -low)
+    return say("interval", low=signed(low, metric), high=points(high, metric))
+
+
+def _shared(settings: Sequence[Sequence[LineGroup]]) -> list[str]:
+    """Say once what holds for all settings: about the penalty, about lines that have learned nothing, and intervals."""
+    pairs = [pair for lines in settings for pair in line_pairs(lines)]
+    mine = [pair for pair in pairs if pair.why == "control"]
+    same = sum(not pair.holds for pair in mine)
+    alone = [
+        line.label
+        for lines in settings
+        for line in lines
+        if line.config.get("fnr.weight") and line not in control(lines)
+    ]
+    metric = settings[0][0].metric if settings else None
+    told: list[tuple[object, str, dict[str, Any]]] = []
+    if metric is not None and metric.name != "accuracy":
+        told.append((True, "metric", {"metric": metric.name, "meaning": metric.meaning}))
+    told.append((mine, "penalty", {"same": same, "comparisons": counted(len(mine), "comparison")}))
+    told.append((alone, "no control", {"names": named(list(dict.fromkeys(alone)))}))
+    for lines in settings:
+        weak = [line.label for line in lines if line.mean <= mean([best_guess(run) for run in line.runs])]
+        guess = percent(best_guess(lines[0].first))
+        told.append((weak and lines[0].metric.name == "accuracy", "guess", {"guess": guess, "names": named(weak)}))
+    shown = any(pair.found is not None and pair.found.low is not None for pair in pairs)
+    told.append((shown, "intervals", {"space": SPACE}))
+    return list(dict.fromkeys(say(key, **values) for holds, key, values in told if holds))
 
 
 def _not_ranked(panels: Sequence[Panel]) -> list[str]:
@@ -110,6 +228,7 @@ def _not_ranked(panels: Sequence[Panel]) -> list[str]:
     late = [group.label for group in groups if not group.first.finished]
     without = [group.label for group in groups if group.first.finished and not group.values]
     told = [
+        (all(not group.first.finished or not group.values for group in groups), say("nothing")),
         (late, say("late", names=listed(late))),
         (without, say("without", metric=groups[0].metric.name, names=listed(without))),
         (len(panels) > 1 and any(panel.first.leaks for panel in panels), say("leaks apart")),
@@ -117,102 +236,12 @@ def _not_ranked(panels: Sequence[Panel]) -> list[str]:
     return [sentence for holds, sentence in told if holds]
 
 
-def _about(lines: Sequence[LineGroup]) -> list[str]:
-    """Return at most four sentences about the lines of one setting, and one on lines that have learned nothing."""
-    order = sorted(lines, key=lambda group: -group.metric.gain(group.mean))
-    methods = [group for group in order if not is_control_line(group)]
-    first, pairs = (methods or order)[0], line_pairs(lines)
-    above = [group for group in order if first.metric.gain(group.mean - first.mean) > 0 and is_control_line(group)]
-    told = [_lead(first, methods, lines), _spread(first) + _next(first, methods)]
-    if above:
-        told[-1] += say("above", names=named([f"{group.label} with {_reached(group)}" for group in above]))
-    if len(pairs) > 1:
-        told.append(_comparisons(pairs))
-    return told + _unproven(lines)
-
-
-def _unproven(lines: Sequence[LineGroup]) -> list[str]:
-    """Name the lines whose penalty was compared with no control, and those that have learned nothing."""
-    told, controlled = [], control(lines)
-    if alone := [group.label for group in lines if group.config.get("fnr.weight") and group not in controlled]:
-        told.append(say("no control", names=named(alone)))
-    weak = [group.label for group in lines if group.mean <= mean([best_guess(run) for run in group.runs])]
-    if weak and lines[0].metric.name == "accuracy":
-        told.append(say("guess", guess=percent(best_guess(lines[0].first)), names=named(weak)))
-    return told
-
-
-def _lead(first: LineGroup, methods: Sequence[LineGroup], lines: Sequence[LineGroup]) -> str:
-    """Say who has the highest mean, and whether that is more than luck; nobody is called best who has a leak."""
-    said = {"first": first.label, "reached": f"{_reached(first)} after {counted(first.config['rounds'], 'round')}"}
-    said["reached"] += "" if first.metric.higher_is_better else f" ({first.metric.better})"
-    if len(lines) == 1 or len(methods) == 1:
-        return say("only", **said)
-    if not methods:
-        return say("controls", **said)
-    others = methods[1:]
-    if tied := [group.label for group in others if _as_good(first, group)]:
-        return say("tied", names=named([first.label, *tied]), **said)
-    if first.first.leaks:
-        return say("leak", **said)
-    pairs, compared = against_all(first, others, lines)
-    close = [line.label for line, pair in pairs.items() if not pair.holds]
-    if not close:
-        return say("best", **said)
-    than = named(close)
-    if len(close) > 2:
-        than = say("any" if len(close) == len(others) else "some", close=len(close), others=len(others))
-    corrected = say("corrected", comparisons=counted(compared, "comparison")) if compared > 1 else ""
-    return say("ahead", corrected=corrected, than=than, **said)
-
-
-def _next(first: LineGroup, methods: Sequence[LineGroup]) -> str:
-    """Say how far the second method is behind, and whether that is more than the spread over seeds."""
-    if len(methods) < 2 or _as_good(first, methods[1]):
-        return ""
-    second, metric = methods[1], first.metric
-    pair = against_all(first, [second], [first, second])[0][second]
-    found, interval = pair.found, ""
-    if found is not None and found.low is not None and found.high is not None:
-        low, high = sorted((metric.gain(found.low), metric.gain(found.high)))
-        if pair.one is not first:
-            low, high = -high, -low
-        interval = say("interval", space=SPACE, low=signed(low, metric), high=points(high, metric), seeds=found.n)
-    behind = points(abs(first.mean - second.mean), metric).lstrip("+")
-    return say("next", second=second.label, behind=behind, verdict=VERDICTS[pair.verdict], interval=interval)
-
-
-def _comparisons(pairs: Sequence[LinePair]) -> str:
-    """Say which differences hold once they are corrected for their number, and how many do not."""
-    tested = sum(pair.corrected is not None for pair in pairs)
-    if not tested:
-        return say("untested")
-    parts = []
-    for why in ("baseline", "plain", "control"):
-        mine = [pair for pair in pairs if pair.why == why]
-        lines = {key: [p.one.label for p in mine if p.outcome == key] for key in ("ahead of", "behind", "same")}
-        said = [say(key, names=named(labels), count=len(labels)) for key, labels in lines.items() if labels]
-        if mine:
-            parts.append(f"{say(why, other=mine[0].other.label)}: {', '.join(said)}")
-    return say("compared", comparisons=counted(tested, "comparison"), parts="; ".join(parts))
-
-
-def _as_good(one: LineGroup, other: LineGroup) -> bool:
-    return round(one.mean - other.mean, 12) == 0
-
-
-def _reached(group: LineGroup) -> str:
-    name = "test accuracy" if group.metric.name == "accuracy" else group.metric.name
-    return f"{in_words(group.mean, group.metric)} {name}{' (leak)' if group.first.leaks else ''}"
-
-
-def _spread(group: LineGroup) -> str:
-    values = list(group.values.values())
-    low, high = (in_words(end(values), group.metric) for end in (min, max))
-    return say("one seed" if len(values) == 1 else "seeds", seeds=len(values), low=low, high=high)
-
-
 # -- names in words -------------------------------------------------------------------------------------------------
+
+
+def _numeral(number: int) -> str:
+    """A number as a sentence begins with it."""
+    return NUMERALS[number] if number < len(NUMERALS) else str(number)
 
 
 def named(labels: Sequence[str]) -> str:

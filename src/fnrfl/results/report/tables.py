@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from fnrfl.core.errors import ConfigError
 from fnrfl.core.words import choices
-from fnrfl.results.report.groups import LineGroup, Panel, varying
+from fnrfl.results.report.groups import LineGroup, Panel, setting_names, varying
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, as_percent, in_cell, signed
 from fnrfl.results.report.pairs import VERDICTS, LinePair, is_control_line, line_pairs, ranked
-from fnrfl.results.statistics import deviation, mean
+from fnrfl.results.statistics import deviation, mean, share_interval
 from fnrfl.runs.metrics import MIB
 from fnrfl.runs.quality import NUMBER_METRICS, TEST_METRICS, Metric, leading_metric
 
@@ -54,6 +54,7 @@ class Table:
 
 
 CONFUSION_CLASSES = 40  # more cells than that nobody can read, and a page stays light
+GRID_WORDS = {"ahead of": "better", "behind": "worse", "same": ""}  # than the baseline, after correction
 METHOD_COLUMN = Column("method", number=False)
 
 
@@ -83,7 +84,10 @@ def over_seeds(values: Iterable[float | None], text: Callable[[float], str]) -> 
 
 
 def _size(value: float) -> str:
-    """Three digits that count, in columns that line up."""
+    """Three digits that count."""
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if value >= 10 * unit or value >= unit == 1e6:
+            return _size(value / unit) + name
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -206,6 +210,33 @@ def every_run(panel: Panel) -> Table:
     return Table((METHOD_COLUMN, *(column for column, _, _ in measures)), tuple(rows))
 
 
+def grid(panels: Sequence[Panel]) -> Table | None:
+    """Methods and settings: the mean, and whether it differs from the baseline by more than luck; None of one setting.
+
+    Lines with leaks are not in it.
+    """
+    lines = [lines for panel in panels if not panel.first.leaks for lines in ranked(panel.groups)]
+    if len(lines) < 2 or max(map(len, lines)) < 2:
+        return None
+    metric, firsts = lines[0][0].metric, [some[0].first for some in lines]
+    columns = (Column(name, metric.meaning, metric=metric.name) for name in setting_names(firsts))
+    rows = {line.label: line for some in reversed(lines) for line in reversed(some)}
+    order = dict.fromkeys(line.label for some in lines for line in some)
+    cells = [{line.label: line for line in some} for some in lines]
+    outcomes = [
+        {pair.one.label: GRID_WORDS[pair.outcome] for pair in line_pairs(some) if pair.why == "baseline"}
+        for some in lines
+    ]
+
+    def cell(place: int, label: str) -> TableCell:
+        line = cells[place].get(label)
+        beside = outcomes[place].get(label, "")
+        return number_cell(line and line.mean, lambda value: in_cell(value, metric), beside)
+
+    found = ((name_cell(rows[label]), *(cell(place, label) for place in range(len(lines)))) for label in order)
+    return Table((METHOD_COLUMN, *columns), tuple(found))
+
+
 def settings(panel: Panel) -> Table | None:
     """The keys that differ between the lines, one row for each line; None if there is nothing to tell."""
     keys = varying([group.config for group in panel.groups])
@@ -269,15 +300,24 @@ def site_table(panel: Panel) -> Table | None:
     tests = first.about.get("site_test_counts", [])
     columns = (
         Column("client", number=False),
-        Column("examples", "with which it trains"),
-        *([Column("test examples", "that it brought")] if tests else []),
+        Column("test examples" if tests else "training examples", "that it brought"),
         *(Column(group.label, "accuracy, % on the test examples that the client brought") for group in scored),
     )
+
+    def score(group: LineGroup, client: int) -> TableCell:
+        known = [share for run in group.runs if (share := run.rounds[-1]["per_site"][client]) is not None]
+        if not known:
+            return TableCell("")
+        ends = share_interval(mean(known), tests[client]) if tests and tests[client] else ()
+        return number_cell(
+            mean(known), as_percent, f"[{', '.join(f'{100 * end:.0f}' for end in ends)}]" if ends else ""
+        )
+
     rows = (
         (
             TableCell(name, client),
-            *(TableCell(f"{count:,}", count) for count in (sum(first.counts[client]), *tests[client : client + 1])),
-            *(over_seeds((run.rounds[-1]["per_site"][client] for run in group.runs), as_percent) for group in scored),
+            TableCell(f"{(count := (tests or list(map(sum, first.counts)))[client]):,}", count),
+            *(score(group, client) for group in scored),
         )
         for client, name in enumerate(first.client_names[:CLIENTS])
     )
