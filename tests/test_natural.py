@@ -33,6 +33,7 @@ from fnrfl.results.report.groups import panels_of
 from fnrfl.results.report.load import read_run
 from fnrfl.results.report.page import render
 from fnrfl.results.report.tables import site_table
+from fnrfl.results.statistics import share_interval
 from fnrfl.runs.data import divide
 from fnrfl.runs.predict import evaluate, predict
 from fnrfl.runs.run import load as load_run
@@ -342,11 +343,12 @@ def test_the_page_has_every_site_by_name_and_no_markup_from_the_data() -> None:
     assert table is not None
     assert [row[0].text for row in table.rows] == ["<b>Ä</b>\\x1b[31m", "H2", "H10", "one"]
     told = [column.name for column in table.columns]
-    assert told[:3] == ["client", "examples", "test examples"] and table.rows[3][2].value == 0
-    assert table.rows[1][2].value == runs[0].about["site_test_counts"][1] > 0
-    assert table.rows[3][3].text == "" and table.rows[1][3].value == pytest.approx(
-        np.mean([run.rounds[-1]["per_site"][1] for run in runs])
-    )
+    assert told[:2] == ["client", "test examples"] and table.rows[3][1].value == 0
+    assert table.rows[1][1].value == (tested := runs[0].about["site_test_counts"][1]) > 0
+    share = np.mean([run.rounds[-1]["per_site"][1] for run in runs])
+    low, high = share_interval(share, tested)
+    assert table.rows[3][2].text == "" and table.rows[1][2].value == pytest.approx(share)
+    assert table.rows[1][2].beside == f"[{100 * low:.0f}, {100 * high:.0f}]"
     page = render(panels)
     assert "&lt;b&gt;Ä&lt;/b&gt;\\x1b[31m" in page and "<b>Ä" not in page and "\x1b" not in page
     assert payload(panels)["inside"][0]["clients"][2]["name"] == "H10"

@@ -22,7 +22,7 @@ from fake_runs import Elements, change_log, fake_run, page_of, payload, seeds
 from fnrfl import cli
 from fnrfl.config.registry import display_name
 from fnrfl.core.errors import ConfigError
-from fnrfl.results.compare import Comparison, grid, summarise, table
+from fnrfl.results.compare import Comparison, grid, summarise, table, tasks_table
 from fnrfl.results.compare.cells import find_baseline
 from fnrfl.results.compare.folder import write_tables
 from fnrfl.results.report import load, page, sentences
@@ -132,6 +132,22 @@ def test_every_form_of_a_comparison_is_about_one_metric(name: str, tmp_path: Pat
     heads = re.findall(r'data-table="results"[^>]*>(.*?)</thead>', text, re.DOTALL)[0]
     assert re.sub(r"<.*?>", "", heads).split()[2].removesuffix(",") == name
     assert set(re.findall(r"(\w+) is ahead", words)) <= {CALLED[winner]}
+
+
+def test_methods_and_tasks_make_a_table_where_it_fits() -> None:
+    axes = ["algorithm=fedavg,scaffold", "scenario=iid,label-classes(2)"]
+    cells = grid("digits", ["rounds=1"], axes, [0, 1])
+    same = dict.fromkeys(("bytes_up", "bytes_down", "seconds_train", "kappa", "rho"), 1.0)
+    summaries = {cell.name: same | {"accuracy": 0.5 + 0.1 * (cell.config.scenario == "iid")} for cell in cells[:-1]}
+    found = summarise(cells, summaries, {}, find_baseline([cell.group for cell in cells], None))
+    screen = io.StringIO()
+    Console(width=60, file=screen).print(tasks_table(found, 60))
+    lines = [line.split() for line in screen.getvalue().splitlines() if line.strip()]
+    assert lines[0] == ["iid", "label-classes(2)"]
+    assert lines[2:] == [["fedavg", "0.600", "0.500"], ["scaffold", "0.600", "0.500"]]
+    assert tasks_table(found, 20) is None
+    half = summarise(cells[:1], summaries, {}, find_baseline([cells[0].group], None))
+    assert tasks_table(half, 200) is None
 
 
 def test_a_page_can_be_asked_for_another_metric(tmp_path: Path) -> None:

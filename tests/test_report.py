@@ -348,7 +348,7 @@ def test_methods_and_settings_make_a_grid(tmp_path: Path) -> None:
         made += seeds(tmp_path / scenario, "a", [0.5, 0.52, 0.51], scenario=scenario)
         made += seeds(tmp_path / scenario, "b", [0.5 + gain, 0.521 + gain, 0.51 + gain], scenario=scenario, fnr="on")
     only = fake_run(tmp_path / "one", scenario="iid", algorithm="moon")
-    table = tables.grid(panels(*made, only))
+    table = tables.setting_grid(panels(*made, only))
     assert table is not None
     assert [column.name for column in table.columns[1:]] == ["evenly spread data", "few classes a client"]
     rows = {row[0].text: [(cell.text, cell.beside) for cell in row[1:]] for row in table.rows}
@@ -356,9 +356,10 @@ def test_methods_and_settings_make_a_grid(tmp_path: Path) -> None:
     assert rows["FedAvg + FNR"][0][1] == "" and rows["MOON"] == [("80.00", ""), ("", "")]
     (grid,) = payload(page_of(*made, only))["grids"]
     assert grid["rows"] == list(rows) and grid["values"][0] == [0.51, 0.51] and grid["values"][2] == [0.8, None]
-    (path, _) = [one for one in plots.draw_figures(charts.payload(panels(*made)), tmp_path / "p") if one.stem == "grid"]
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert tables.grid(panels(*made[:6])) is None and tables.grid(panels(made[0], made[6])) is None
+    drawn = {one.name: one for one in plots.draw_figures(charts.payload(panels(*made)), tmp_path / "p")}
+    assert drawn["grid.png"].read_bytes().startswith(b"\x89PNG") and "grid.svg" in drawn
+    assert drawn["grid.csv"].read_text().splitlines()[0] == "method,evenly spread data,few classes a client"
+    assert tables.setting_grid(panels(*made[:6])) is None and tables.setting_grid(panels(made[0], made[6])) is None
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_every_chart_is_drawn_without_error_or_request(browser: Chromium, page: 
     empty = """[...document.querySelectorAll(".plot")]
         .filter((p) => !p.closest("[hidden]") && !p.querySelector("svg *")).length"""
     assert browser.run(empty) == 0
-    assert count(browser, ".plot") == 21 and count(browser, "[data-forest]") == 2
+    assert count(browser, ".plot") == 29 and count(browser, "[data-forest]") == 2
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -97,9 +97,9 @@ def test_tables_sort_both_ways(browser: Chromium, page: Path) -> None:
     assert browser.run("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
     assert [float(value) for value in sorted_by("accuracy, %")] == sorted(values)
     names = sorted_by("method")
-    assert names == sorted(names)
-    clean = sorted_by("accuracy_clean, %")
-    assert clean[0] != "" and clean[-1] == ""  # what has no value stays at the end
+    assert names == sorted(names, key=str.lower)
+    worst = sorted_by("worst_client, %")
+    assert worst[0] != "" and worst[-1] == ""  # what has no value stays at the end
 
 
 def test_hovering_tells_the_values_of_a_round(browser: Chromium, page: Path) -> None:
@@ -132,22 +132,22 @@ def test_a_legend_hides_a_line_and_another_measure_is_one_click_away(browser: Ch
     browser.click("[data-legend='0'] button")
     assert count(browser, lines) == before - 1
     assert browser.seen("[data-legend='0'] button[aria-pressed=false]")
-    chosen = "[data-choices='0'] button[aria-pressed=true]"
+    chosen = "#choices button[aria-pressed=true]"
     assert browser.text(chosen) == "accuracy"
-    browser.click("[data-choices='0'] button:last-child")
-    assert browser.text(chosen) == "loss" and "cross-entropy" in browser.text("[data-said='0']")
+    browser.click("#choices button:last-child")
+    assert browser.text(chosen) == "loss" and "cross-entropy" in browser.text("#said")
 
 
 def test_one_run_after_another_is_shown_from_inside(browser: Chromium, page: Path) -> None:
     browser.show(page)
     names = browser.run("[...document.querySelectorAll('#inside-picker option')].map((o) => o.textContent)")
     assert browser.run("document.getElementById('inside-picker').selectedOptions[0].textContent") == (
-        "fedavg + FNR, label-dirichlet(0.1), seed 0"
+        "FedAvg + FNR, seed 0"
     )
     assert browser.seen("[data-inside=refined]") and browser.text("#inside-round-name") == "round 3"
     browser.press("#inside-round", "ArrowLeft")
     assert browser.text("#inside-round-name") == "round 2"
-    plain = next(place for place, name in enumerate(names) if name.startswith("scaffold, "))
+    plain = next(place for place, name in enumerate(names) if name.startswith("SCAFFOLD, "))
     browser.run(
         f"""const picker = document.getElementById("inside-picker");
         picker.value = {plain}; picker.dispatchEvent(new Event("change")); return 1"""
@@ -171,8 +171,8 @@ def test_markup_in_names_is_shown_as_text(browser: Chromium, tmp_path: Path) -> 
 def test_leaks_are_visible(browser: Chromium, page: Path) -> None:
     browser.show(page)
     assert browser.seen(".banner.leak")
-    assert count(browser, "[data-legend='1'] .tag.leak") == 4 and count(browser, "[data-legend='0'] .tag.leak") == 0
-    assert count(browser, "[data-panel='1'] .watermark") == 7
+    assert count(browser, "[data-legend='2'] .tag.leak") == 4 and count(browser, "[data-legend='0'] .tag.leak") == 0
+    assert count(browser, "[data-panel='2'] .watermark") == 7
     assert count(browser, "[data-forest='0'] .watermark") == 0 and count(browser, "[data-forest='1'] .watermark") == 1
 
 
@@ -242,16 +242,16 @@ def test_every_text_can_be_read(browser: Chromium, page: Path, dark: bool) -> No
 # -- a phone ----------------------------------------------------------------------------------------------------------
 
 
-def test_on_a_phone_accuracy_comes_first_and_the_rest_is_folded(browser: Chromium, page: Path) -> None:
+def test_on_a_phone_curves_come_first_and_the_rest_is_folded(browser: Chromium, page: Path) -> None:
     browser.show(page, width=390)
-    assert browser.seen("[data-table=results]") and browser.seen("[data-chart=seeds] svg")
-    assert not browser.seen("[data-chart=rounds]") and not browser.seen("[data-forest]")
+    assert browser.seen(".skew svg") and browser.seen("[data-chart=rounds] svg path.line")
+    assert not browser.seen("[data-chart=seeds]") and not browser.seen("[data-forest]")
     assert browser.run("document.querySelectorAll('details.fold[open]').length") == 1
     browser.click("#cost summary")
     assert browser.seen("[data-chart=mib]")
-    browser.run("document.querySelector('nav a[href=\"#convergence\"]').click()")
+    browser.run("document.querySelector('nav a[href=\"#results\"]').click()")
     unfold(browser)
-    assert browser.seen("[data-chart=rounds] svg path.line")
+    assert browser.seen("[data-table=results]") and browser.seen("[data-chart=seeds] svg")
 
 
 # -- axes and colours -------------------------------------------------------------------------------------------------
@@ -283,7 +283,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_a_table_is_saved_with_numbers_that_a_program_reads(browser: Chromium, page: Path, tmp_path: Path) -> None:
     browser.show(page)
-    saved = browser.save("#results .scroll + .exports button", tmp_path / "saved")
+    grid = rows_of(browser.save("#results .scroll + .exports button", tmp_path / "saved"))
+    assert [row["method"] for row in grid] == ["FedAvg", "FedAvg + FNR", "SCAFFOLD", "SCAFFOLD + FNR"]
+    assert grid[0]["skewed classes"] and not grid[0]["noise on the inputs"]
+    browser.run("document.querySelector('[data-table=results]').closest('.scroll').nextElementSibling.id = 'first'")
+    saved = browser.save("#first button", tmp_path / "saved")
     assert saved.name == "results.csv"
     rows = {row["method"]: row for row in rows_of(saved)}
     cells = browser.run(
@@ -293,7 +297,7 @@ def test_a_table_is_saved_with_numbers_that_a_program_reads(browser: Chromium, p
     for name, value in cells:
         if name:
             assert float(rows[name]["accuracy, %"]) == pytest.approx(100 * float(value), abs=0.005)
-    assert rows["fedavg, label-dirichlet(0.1)"]["accuracy, %, standard deviation"] == "1.00"
+    assert rows["FedAvg"]["accuracy, %, standard deviation"] == "1.00"
     assert rows["majority class"]["accuracy, %"] == "40.00"
     assert browser.complaints == [] and browser.requests == [page.as_uri()]
     unfold(browser)  # an interval is saved as two numbers
@@ -309,12 +313,12 @@ def test_leaks_are_in_everything_that_is_saved(browser: Chromium, page: Path, tm
     browser.run(
         """const table = [...document.querySelectorAll("[data-table=results]")].at(-1);
         table.closest(".scroll").nextElementSibling.id = "table";
-        document.querySelector("[data-chart=seeds][data-panel='1'] + .exports").id = "figure"; return 1"""
+        document.querySelector("[data-chart=seeds][data-panel='2'] + .exports").id = "figure"; return 1"""
     )
     saved = browser.save("#table button:first-child", tmp_path / "saved")
-    assert saved.name == "results-2-leak.csv"
+    assert saved.name == "results-3-leak.csv"
     assert {row["method"]: row["leak"] for row in rows_of(saved)} == {
-        "fedavg": "leak", "fedavg + FNR": "leak", "chance": "",
+        "FedAvg": "leak", "FedAvg + FNR": "leak", "chance": "",
     }  # fmt: skip
     tex = browser.save("#table button:last-child", tmp_path / "saved").read_text()
     assert tex.count(r"\textsuperscript{leak}") == 2 and "% leak:" in tex
@@ -329,7 +333,7 @@ def test_a_figure_is_saved_whole_and_light(browser: Chromium, page: Path, tmp_pa
     root = ElementTree.parse(browser.save("[data-chart=rounds] + .exports button", tmp_path / "saved")).getroot()
     assert root.tag == f"{SVG}svg"
     text = "".join(root.itertext())
-    assert "scaffold + FNR, label-dirichlet(0.1)" in text and "round" in text and "leak" not in text
+    assert "SCAFFOLD + FNR" in text and "round" in text and "leak:" not in text
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
     assert root.find(f"{SVG}rect").get("fill") == LIGHT  # type: ignore[union-attr]
     strokes = {path.get("stroke") for path in root.iter(f"{SVG}path")}
@@ -346,7 +350,7 @@ def test_every_table_and_figure_can_be_saved(browser: Chromium, page: Path) -> N
     )
     assert kinds == [count(browser, "table"), count(browser, "table"), count(browser, ".plot")]
     saved = browser.run(
-        """return [...document.querySelectorAll(".plot svg")].filter((one) => one.children.length)
+        """return [...document.querySelectorAll(".plot > svg")].filter((one) => one.children.length)
         .map((one) => exporting.svg(one, "a figure"))"""
     )
     assert all(ElementTree.fromstring(one).tag == f"{SVG}svg" for one in saved) and len(saved) >= 15

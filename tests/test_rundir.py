@@ -180,9 +180,9 @@ def test_files_that_are_not_the_runs_are_kept_and_named(
 
 
 def test_the_figures_of_a_report_are_known() -> None:
-    from fnrfl.results.report.plots import FIGURES
+    from fnrfl.results.report.plots import FIGURES, OF_THE_PAGE
 
-    assert set(directory.FIGURE_NAMES) == {*FIGURES, "differences"}
+    assert set(directory.FIGURE_NAMES) == {*FIGURES, *OF_THE_PAGE}
 
 
 def test_a_link_to_a_run_is_not_replaced(other: RunConfig, run_dir: Path, tmp_path: Path) -> None:

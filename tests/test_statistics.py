@@ -21,6 +21,7 @@ from fnrfl.results.statistics import (
     mean,
     paired,
     reached,
+    share_interval,
     t_quantile,
     t_tail,
 )
@@ -208,3 +209,10 @@ MUTANTS = [
     *mutants(_incomplete_beta, never_mirrored=("x < (a + 1) / (a + b + 2)", "True")),
     *mutants(_fraction, odd_terms_positive=("-(a + m) * (a + b + m) / ...", "(a + m) * (a + b + m) / ...")),
 ]
+
+
+@given(st.integers(1, 500).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_the_interval_of_a_share_is_wilsons(given: tuple[int, int]) -> None:
+    right, count = given
+    known = stats.binomtest(right, count).proportion_ci(method="wilson")
+    assert share_interval(right / count, count) == pytest.approx((known.low, known.high), abs=1e-12)

@@ -265,12 +265,14 @@ def _note(note: str | None, screen: Console) -> None:
 
 
 def _show_comparison(found: Comparison, screen: Console, *, json: bool) -> None:
-    from fnrfl.results.compare import notes, table
+    from fnrfl.results.compare import notes, table, tasks_table
 
     if json:
         print_answer(found.to_json())
     if screen.is_terminal:
         screen.print(table(found, screen.width), soft_wrap=False)
+        if (tasks := tasks_table(found, screen.width)) is not None:
+            screen.print(tasks, soft_wrap=False)
         for note in notes(found, screen.width):
             screen.print(note)
     elif not json:

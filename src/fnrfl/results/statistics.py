@@ -84,7 +84,7 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of so many examples (Wilson 1927).
 
     >>> share_interval(0.5, 4)
-    (0.15003898915214955, 0.8499610108478505)
+    (0.15003898915214947, 0.8499610108478506)
     """
     z = 1.959963984540054
     centre, scale = share + z * z / (2 * count), 1 + z * z / count

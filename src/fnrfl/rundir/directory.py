@@ -26,7 +26,7 @@ WRITTEN = ("config.toml", "partition.json", "events.jsonl", "checkpoint.json", "
 CHECKPOINT_FOLDER = r"rounds/\d{6,}(-\d+)?(\.part)?"
 TENSORBOARD = "tensorboard"  # the folder of the logger
 FIGURE_NAMES = ("differences", "convergence", "traffic", "time", "seeds", "classes", "split", "grid")
-FIGURE = re.compile(rf"({'|'.join(FIGURE_NAMES)})(-\d+)?\.(png|svg)")  # a second panel's ends with its number
+FIGURE = re.compile(rf"({'|'.join(FIGURE_NAMES)})(-\d+)?\.(png|svg|csv)")  # a second panel's ends with its number
 OURS = re.compile(  # files and folders, from the run directory; the lock is of versions before 0.2.0
     rf"({'|'.join(map(re.escape, WRITTEN))})(\.part)?|\.lock"
     rf"|rounds|{CHECKPOINT_FOLDER}(/(server|client-\d+)\.safetensors)?"

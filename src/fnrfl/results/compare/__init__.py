@@ -22,11 +22,11 @@ from fnrfl.results.compare.cells import (
 )
 from fnrfl.results.compare.folder import default_out
 from fnrfl.results.compare.running import Notice, PlannedRun, compare, compared_metric, plan_grid
-from fnrfl.results.compare.tables import METRICS, Comparison, FailedCell, Row, notes, summarise, table
+from fnrfl.results.compare.tables import METRICS, Comparison, FailedCell, Row, notes, summarise, table, tasks_table
 
 __all__ = [
     "METRICS", "Cell", "Comparison", "FailedCell", "Group", "Notice", "PlannedRun", "Row", "about_seeds",
     "axes_in_words", "compare", "compared_metric", "default_out", "grid", "named_cells", "notes",
     "overrides_in_words", "plan_grid", "read_duration", "read_seeds", "seeds_in_list", "split_commas",
-    "summarise", "table",
+    "summarise", "table", "tasks_table",
 ]  # fmt: skip

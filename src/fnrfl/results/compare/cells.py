@@ -39,6 +39,10 @@ class Group:
         """The name of the group, such as "scaffold, fnr on"."""
         return ", ".join(words for _, words in self.parts)
 
+    def words(self, sections: Sequence[str], others: bool = False) -> str:
+        """What tells it from others in some sections of the config, or in all `others`."""
+        return ", ".join(words for key, words in self.parts if (key.split(".")[0] in sections) is not others)
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fnrfl.config import RunConfig
 from fnrfl.core.words import counted
-from fnrfl.results.compare.cells import Cell, Parts, counterpart
+from fnrfl.results.compare.cells import METHOD_SECTIONS, Cell, Parts, counterpart
 from fnrfl.results.statistics import Difference, Estimate, estimate, paired
 from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.metrics import MIB, OWN
@@ -52,6 +52,7 @@ class Row:
     control: str | None
     penalty: Difference | None  # of the same, to the control: what the penalty adds to refinement
     metric: str = "accuracy"  # the metric that is compared
+    place: tuple[str, str] = ("", "")  # how it trains and what the task is, in words
 
     @property
     def leaks(self) -> tuple[str, ...]:
@@ -191,6 +192,24 @@ def table(comparison: Comparison, width: int = 120) -> Table:
             made.add_column(name, justify="right", width=cells)
     for row, texts in zip(comparison.rows, zip(*(columns[name] for name in widths), strict=True), strict=True):
         made.add_row(*(Text(cell, style="red" if row.leaks and not place else "") for place, cell in enumerate(texts)))
+    return made
+
+
+def tasks_table(comparison: Comparison, width: int) -> Table | None:
+    """Methods and tasks, the mean of the metric in each, for a terminal; None of one of them, or if it is too wide."""
+    from rich import box
+    from rich.table import Table
+
+    cells = {row.place: value.mean for row in comparison.rows if (value := row.metrics[row.metric])}
+    methods, tasks = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
+    wide = max(map(len, methods), default=0) + sum(len(task) + 3 for task in tasks) + 3
+    if min(len(methods), len(tasks)) < 2 or wide > width or comparison.leaks:
+        return None
+    made = Table("", box=box.SIMPLE_HEAD)
+    for task in tasks:
+        made.add_column(task, justify="right", no_wrap=True)
+    for one in methods:
+        made.add_row(one, *(f"{cells[one, task]:.3f}" if (one, task) in cells else "" for task in tasks))
     return made
 
 
@@ -344,6 +363,7 @@ def summarise(
                 group.control,
                 paired(values[label], values[group.control]) if group.control else None,
                 metric.name,
+                (group.words(METHOD_SECTIONS), group.words(METHOD_SECTIONS, others=True)),
             )
         )
     return Comparison(

@@ -10,7 +10,7 @@ from fnrfl.results.report.groups import LineGroup, Panel
 from fnrfl.results.report.load import Run
 from fnrfl.results.report.numbers import CLIENTS, POINTS, chart_number, least_span, shown_mean, thinned
 from fnrfl.results.report.pairs import VERDICTS, line_pairs, ranked
-from fnrfl.results.report.tables import confusion_over_seeds, grid, references
+from fnrfl.results.report.tables import confusion_over_seeds, references, setting_grid
 from fnrfl.rundir.events import Event
 from fnrfl.runs.metrics import LOOKING, MIB
 from fnrfl.runs.quality import TEST_METRICS, Metric
@@ -62,7 +62,7 @@ def payload(panels: Sequence[Panel]) -> dict[str, Any]:
 
 def _grids(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """The heat-map of methods and settings, if there are any."""
-    if (found := grid(panels)) is None:
+    if (found := setting_grid(panels)) is None:
         return []
     values = [[chart_number(cell.value) for cell in row[1:]] for row in found.rows]  # type: ignore[arg-type]
     settings = [column.name for column in found.columns[1:]]

@@ -332,7 +332,7 @@ const drawing = (() => {
   function heat(width, { rows, columns, value, text, said, rowName, columnName, range, beside, beyond, leak }) {
     const labelWidth = Math.min(width * 0.42, 18 + 6.8 * Math.max(rowName.length, ...rows.map((row) => row.length)));
     const barWidth = beside ? Math.min(120, width * 0.2) : 0;
-    const room = width - labelWidth - barWidth - (beside ? 12 : 0);
+    const room = width - labelWidth - barWidth - (beside ? 12 : 0) - (beyond > 90 && width < 640 ? 56 : 0);
     const w = Math.min(room / columns.length, beyond || 64);
     const h0 = Math.max(9, Math.min(28, 900 / rows.length));
     // Names of columns that are wider than a column lean over.

@@ -166,7 +166,9 @@ const exporting = (() => {
   }
   for (const place of document.querySelectorAll(".plot")) {
     function caption() {
-      const said = place.closest("figure").querySelector("figcaption").cloneNode(true);
+      const figure = place.closest("figure");  // curves have one caption together
+      const said = (figure.querySelector("figcaption") || document.getElementById("said")).cloneNode(true);
+      if (figure.querySelector("h3")) said.prepend(`${figure.querySelector("h3").textContent}: `);
       said.querySelectorAll(".tag").forEach((tag) => tag.remove());
       return said.textContent.replace(/\s+/g, " ").replace(/ ([:.,])/g, "$1");
     }

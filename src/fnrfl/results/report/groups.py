@@ -90,7 +90,7 @@ class Panel:
 
 
 def panels_of(runs: Sequence[Run], metric: Metric = ACCURACY) -> list[Panel]:
-    """Runs as lines, ranked by a metric, and lines as charts: one for each setting that has more than one line."""
+    """Runs as lines, ranked by a metric, and lines as charts: one for each setting, if some have several lines."""
     by_data: dict[object, list[tuple[Run, ...]]] = {}
     for line in _lines(runs):
         by_data.setdefault((line[0].config["dataset.name"], line[0].origin.data, line[0].leaks), []).append(line)
@@ -120,14 +120,20 @@ def _skew(scenario: str) -> str:
     return " and ".join(dict.fromkeys(words)) or scenario
 
 
-def setting_names(runs: Sequence[Run]) -> list[str]:
-    """Name the settings of some runs by what differs between them: the skew in words, as typed where it must be."""
-
-    scenarios = dict.fromkeys(str(run.config["scenario"]) for run in runs)
+def _skews(runs: Sequence[Run]) -> dict[str, str]:
+    """The scenarios of some runs in words that differ, and as few as it takes, by how they are typed."""
+    names: dict[str, str] = {}
+    typed_once = dict.fromkeys(str(run.config["scenario"]) for run in runs)
     for told in (_skew, lambda typed: f"{_skew(typed)} ({', '.join(re.findall(r'[(]([^()]+)[)]', typed))})", str):
-        found = {typed: told(typed) for typed in scenarios if scenarios[typed] is None}
+        found = {typed: told(typed) for typed in typed_once if typed not in names}
         seen = Counter(found.values())
-        scenarios |= {typed: words for typed, words in found.items() if seen[words] == 1}
+        names |= {typed: words for typed, words in found.items() if seen[words] == 1}
+    return names
+
+
+def setting_names(runs: Sequence[Run]) -> list[str]:
+    """Name the settings of some runs by what differs between them: the skew in words, clients, data, leaks."""
+    scenarios = _skews(runs)
     several = ambiguous([run.origin for run in runs])
     tellings = (
         lambda run: scenarios[str(run.config["scenario"])],
@@ -179,9 +185,10 @@ def varying(configs: Sequence[Config]) -> list[str]:
     return [key for key in keys if len(values[key]) > 1 and key not in ("seed", "name")]
 
 
-def method(config: Config) -> str:
-    """A method's name, with FNR if it is on; one without its penalty says so, because that is the control and not FNR."""
-    return _with_or_without_fnr(config) + (NO_PENALTY if config.get("fnr.weight") == 0 else "")
+def method(config: Config, short: bool = False) -> str:
+    """A method's name, with FNR if it is on, in `short` FNR alone; without penalty it is the control, and called so."""
+    name = _with_or_without_fnr(config) + (NO_PENALTY if config.get("fnr.weight") == 0 else "")
+    return name.rpartition(" + ")[2] if short else name
 
 
 def shared_method(configs: Sequence[Config]) -> str | None:
@@ -201,26 +208,29 @@ def line_labels(configs: Sequence[Config], finished: Sequence[bool], several_met
     of a page is called FNR.
     """
     differing = varying(configs)
-    methods = list(map(method, configs))
-    if "fnr" in differing and not several_methods:
-        methods = [name.rpartition(" + ")[2] for name in methods]
+    short = "fnr" in differing and not several_methods
     always = [key for key in TELLING if key in differing]
     found = [
-        ", ".join([name, *(_said(config, key) for key in always), *([] if whole else ["unfinished"])])
-        for name, config, whole in zip(methods, configs, finished, strict=True)
+        ", ".join([method(config, short), *(_said(config, key) for key in always), *([] if whole else ["unfinished"])])
+        for config, whole in zip(configs, finished, strict=True)
     ]
     for key in differing:
         if key not in TELLING and not key.startswith("leaks."):
             found = _told_apart(found, configs, key)
-    shared = _with_or_without_fnr(configs[0])
-    if len(set(found)) > 1 and all(label.startswith((f"{shared}, ", shared + NO_PENALTY)) for label in found):
-        found = [label.removeprefix(shared).removeprefix(",").lstrip() for label in found]
+    found = _without_shared(found, _with_or_without_fnr(configs[0]))
     seen = Counter[str]()
     for i, label in enumerate(found):  # the same run twice
         seen[label] += 1
         if seen[label] > 1:
             found[i] = f"{label} ({seen[label]})"
     return found
+
+
+def _without_shared(labels: list[str], shared: str) -> list[str]:
+    """Labels without the method that all of them begin with, where something else tells them apart."""
+    if len(set(labels)) < 2 or not all(label.startswith((f"{shared}, ", shared + NO_PENALTY)) for label in labels):
+        return labels
+    return [label.removeprefix(shared).removeprefix(",").lstrip() for label in labels]
 
 
 def _told_apart(labels: Sequence[str], configs: Sequence[Config], key: str) -> list[str]:

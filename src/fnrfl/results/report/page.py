@@ -89,7 +89,7 @@ def render(panels: Sequence[Panel], *, title: str | None = None, found: load.Fou
         "what": sentences.what(panels),
         "said": [(one.text, one.line.first.about["partition"]) for one in said],
         "notes": notes,
-        "grid": tables.grid(panels),
+        "grid": tables.setting_grid(panels),
         "forests": drawn["forests"],
         "panels": shown,
         "learned": learned(groups),

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fnrfl.core.errors import ConfigError
 from fnrfl.results.report.numbers import chart_number, percent, share_range
 from fnrfl.rundir.directory import FIGURE
 from fnrfl.rundir.files import is_plain_file
-from fnrfl.rundir.outputs import write_output
+from fnrfl.rundir.outputs import csv_text, write_output
 
 try:
     import matplotlib as mpl
@@ -66,6 +68,10 @@ def draw_figures(data: Chart, folder: Path) -> list[Path]:
                     path = folder / (f"{name}.{suffix}" if number == 1 else f"{name}-{number}.{suffix}")
                     write_output(path, as_image(figure, suffix, date))
                     written.append(path)
+    for grid in data["grids"]:
+        rows = zip(grid["rows"], grid["values"], strict=True)
+        written.append(path := folder / "grid.csv")
+        write_output(path, csv_text([["method", *grid["columns"]], *([name, *values] for name, values in rows)]))
     for old in set(folder.iterdir()) - set(written):
         if FIGURE.fullmatch(old.name) and is_plain_file(old):
             old.unlink()
@@ -111,12 +117,12 @@ def _curves(data: Chart, panel: Chart, across: str, name: str) -> Figure:
         known = [i for i, value in enumerate(curve["mean"]) if value is not None]
         x, y, low, high = ([values[i] for i in known] for values in (group[across], *map(curve.get, BAND)))
         dash, met = data["dashes"][group["mark"] % len(data["dashes"])], met + low + high
-        late += [value for ends in (low, high) for value in ends[len(group[across]) // 2 :]]
+        late += low[len(low) // 2 :] + high[len(high) // 2 :]
         style = "-" if dash == "none" else (0, tuple(float(length) / 2 for length in dash.split()))
         axes.plot(x, y, color=_colour(group), linestyle=style, marker="o" if len(x) == 1 else "")
         if low != high:
             axes.fill_between(x, low, high, color=_colour(group), alpha=0.13, linewidth=0)
-    if len(panel["groups"]) > 1 and late and max(late) - min(late) < 0.4 * (max(met) - min(met)):  # as the page has it
+    if len(panel["groups"]) > 1 and met and np.ptp(late) < 0.4 * np.ptp(met):  # as the page has it
         met = late
         axes.set_ylim(min(late), max(late))
     _name_axis(axes, "y", metric, panel, met)

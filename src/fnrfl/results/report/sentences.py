@@ -6,7 +6,7 @@ share is said once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fnrfl.core.words import counted
@@ -53,7 +53,8 @@ TEXTS = {
     "corrected": " after correction for {comparisons}",
     "penalty": "The penalty alone cannot be told from luck in {same} of {comparisons} with refinement without it.",
     "no control": "Nothing can be said about the penalty of {names}: there is no run of it with weight 0.",
-    "guess": "No better than one and the same answer to everything, which reaches {guess}: {names}.",
+    "guess": "No better than one and the same answer to everything, which reaches {guess}{where}: {names}.",
+    "where": " with {setting}",
     "late": "Not finished, so shown as far as it went and not ranked: {names}.",
     "without": "Without a value of {metric}, so not ranked: {names}.",
     "leaks apart": "Lines with a leak are ranked among themselves only: they saw what an honest run does not see.",
@@ -76,24 +77,26 @@ def say(key: str, **values: Any) -> str:
 
 def what(panels: Sequence[Panel]) -> str:
     """Say what was run, in one sentence."""
-    groups = [group for panel in panels for group in panel.groups]
-    seeds = [str(seed) for seed in sorted({run.seed for group in groups for run in group.runs})]
-    shared = shared_method([group.config for group in groups])
-    each = {
-        key: listed(list(dict.fromkeys(str(group.config[key]) for group in groups)))
-        for key in ("scenario", "model.name", "clients", "rounds")
-    }
+    lines = [line for panel in panels for line in panel.groups]
+    runs = [run for line in lines for run in line.runs]
+    seeds, shared = list(map(str, sorted({run.seed for run in runs}))), shared_method([line.config for line in lines])
+    keys = ("scenario", "model.name", "clients", "rounds")
+    each = {key: listed(list(dict.fromkeys(str(run.config[key]) for run in runs))) for key in keys}
     return say(
         "what",
-        runs=counted(sum(len(group.runs) for group in groups), "run"),
-        by=f" by {shared}" if shared and len(groups) > 1 else "",
-        data=listed(list(dict.fromkeys(data_name(group.config) for group in groups))),
+        runs=counted(len(runs), "run"),
+        by=f" by {shared}" if shared and len(lines) > 1 else "",
+        data=listed(list(dict.fromkeys(data_name(run.config) for run in runs))),
         scenario=each["scenario"],
-        clients=f"{each['clients']} client{'' if each['clients'] == '1' else 's'}",
-        rounds=f"{each['rounds']} round{'' if each['rounds'] == '1' else 's'}",
+        clients=_several(each["clients"], "client"),
+        rounds=_several(each["rounds"], "round"),
         model=each["model.name"],
         seeds=f"seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}",
     )
+
+
+def _several(numbers: str, what: str) -> str:
+    return f"{numbers} {what}{'' if numbers == '1' else 's'}"
 
 
 def summary(panels: Sequence[Panel]) -> tuple[list[Said], list[str]]:
@@ -103,11 +106,15 @@ def summary(panels: Sequence[Panel]) -> tuple[list[Said], list[str]]:
     """
     settings = [lines for panel in panels for lines in ranked(panel.groups)]
     settings.sort(key=lambda lines: bool(lines[0].first.leaks))
+    names = setting_names([lines[0].first for lines in settings])
     told = []
-    for name, lines in zip(setting_names([lines[0].first for lines in settings]), settings, strict=True):
+    for name, lines in zip(names, settings, strict=True):
         text = " ".join(_about(lines))
         told.append(Said(say("with", setting=name, said=text) if len(settings) > 1 else text, lines[0]))
-    return told, [*_shared(settings), *_not_ranked(panels)]
+    shared = (
+        [*_of_metric(dict(zip(names, settings, strict=True))), *_of_pairs(settings)] if settings else [say("nothing")]
+    )
+    return told, [*shared, *_not_ranked(panels)]
 
 
 def _about(lines: Sequence[LineGroup]) -> list[str]:
@@ -137,7 +144,7 @@ def _reached(lines: Sequence[LineGroup], controls: Sequence[LineGroup]) -> str:
 
 
 def _name(line: LineGroup, lines: Sequence[LineGroup]) -> str:
-    """The name of a line; where there is one alone, its method, since its label says how it differs from other settings."""
+    """The name of a line; if it is alone in its setting, its method, since its label may be that of the setting."""
     return line.label if len(lines) > 1 else method(line.config)
 
 
@@ -154,41 +161,41 @@ def _spread(line: LineGroup) -> list[str]:
 def _verdict(methods: Sequence[LineGroup], lines: Sequence[LineGroup]) -> str:
     """Say whether the first method is ahead by more than luck; nobody is called best who has a leak."""
     first, second, *_ = methods
-    pairs, compared = against_all(first, methods[1:], lines)
     tied = [line.label for line in methods if round(line.mean - first.mean, 12) == 0]
-    close = [line.label for line, pair in pairs.items() if not pair.holds]
-    pair, others = pairs[second], len(methods) - 1
     if first.first.leaks:
         return say("leak")
     if len(tied) > 1:
         return say("tied", names=named(tied))
-    if pair.found is None:
-        return say("apart")
-    if pair.found.n == 1:
-        return say("one seed")
-    if pair.found.low is None:
-        return say("flat")
-    corrected = say("corrected", comparisons=counted(compared, "comparison"))
-    said = {
-        "first": first.label,
-        "seeds": _numeral(pair.found.n),
-        "interval": _interval(pair, first, second) + (say("over", second=second.label) if others > 1 else ""),
-        "corrected": corrected if compared > 1 and pair.verdict != "same" else "",
-    }
-    if not close:
-        return say("best", **said)
-    if len(close) == others == 1:
-        return say("luck", **said)
-    than = (
-        named(close)
-        if len(close) < 3
-        else say("any" if len(close) == others else "some", close=len(close), others=others)
+    pairs, compared = against_all(first, methods[1:], lines)
+    found = pairs[second].found
+    if found is None or found.low is None:
+        return say("apart" if found is None else "one seed" if found.n == 1 else "flat")
+    close = [line.label for line, pair in pairs.items() if not pair.holds]
+    key = "best" if not close else "luck" if len(pairs) == 1 else "some luck"
+    return say(
+        key,
+        first=first.label,
+        seeds=_numeral(found.n),
+        than=_than(close, len(pairs)),
+        interval=_interval(pairs[second], first) + (say("over", second=second.label) if len(pairs) > 1 else ""),
+        corrected=_corrected(compared if pairs[second].verdict != "same" else 1),
     )
-    return say("some luck", than=than, **said)
 
 
-def _interval(pair: LinePair, first: LineGroup, second: LineGroup) -> str:
-    """By how much the first is ahead of the second, from the pair of the two."""
+def _corrected(compared: int) -> str:
+    """Say for how many comparisons something is corrected; nothing if there is no need."""
+    return say("corrected", comparisons=counted(compared, "comparison")) if compared > 1 else ""
+
+
+def _than(close: Sequence[str], others: int) -> str:
+    """Name the lines that are no worse as far as runs can show; of many, their number."""
+    if len(close) < 3:
+        return named(close)
+    return say("any" if len(close) == others else "some", close=len(close), others=others)
+
+
+def _interval(pair: LinePair, first: LineGroup) -> str:
+    """By how much the first is ahead of the other of a pair."""
     assert pair.found is not None and pair.found.low is not None and pair.found.high is not None
     metric = first.metric
     low, high = sorted((metric.gain(pair.found.low), metric.gain(pair.found.high)))
@@ -196,30 +203,32 @@ def _interval(pair: LinePair, first: LineGroup, second: LineGroup) -> str:
     return say("interval", low=signed(low, metric), high=points(high, metric))
 
 
-def _shared(settings: Sequence[Sequence[LineGroup]]) -> list[str]:
-    """Say once what holds for all settings: about the penalty, about lines that have learned nothing, and intervals."""
-    pairs = [pair for lines in settings for pair in line_pairs(lines)]
-    mine = [pair for pair in pairs if pair.why == "control"]
-    same = sum(not pair.holds for pair in mine)
-    alone = [
-        line.label
-        for lines in settings
-        for line in lines
-        if line.config.get("fnr.weight") and line not in control(lines)
-    ]
-    metric = settings[0][0].metric if settings else None
-    told: list[tuple[object, str, dict[str, Any]]] = []
-    if metric is not None and metric.name != "accuracy":
-        told.append((True, "metric", {"metric": metric.name, "meaning": metric.meaning}))
-    told.append((mine, "penalty", {"same": same, "comparisons": counted(len(mine), "comparison")}))
-    told.append((alone, "no control", {"names": named(list(dict.fromkeys(alone)))}))
-    for lines in settings:
+def _of_metric(settings: Mapping[str, Sequence[LineGroup]]) -> Iterator[str]:
+    """Say what the metric is, and by accuracy which lines have learned nothing; settings are given by their names."""
+    metric = next(iter(settings.values()))[0].metric
+    if metric.name != "accuracy":
+        yield say("metric", metric=metric.name, meaning=metric.meaning)
+        return
+    for name, lines in settings.items():
         weak = [line.label for line in lines if line.mean <= mean([best_guess(run) for run in line.runs])]
-        guess = percent(best_guess(lines[0].first))
-        told.append((weak and lines[0].metric.name == "accuracy", "guess", {"guess": guess, "names": named(weak)}))
-    shown = any(pair.found is not None and pair.found.low is not None for pair in pairs)
-    told.append((shown, "intervals", {"space": SPACE}))
-    return list(dict.fromkeys(say(key, **values) for holds, key, values in told if holds))
+        if weak:
+            where = say("where", setting=name) if len(settings) > 1 else ""
+            yield say("guess", guess=percent(best_guess(lines[0].first)), names=named(weak), where=where)
+
+
+def _of_pairs(settings: Sequence[Sequence[LineGroup]]) -> Iterator[str]:
+    """Say what the penalty did, and what intervals are of."""
+    lines = [(line, control(lines)) for lines in settings for line in lines]
+    pairs = [pair for lines in settings for pair in line_pairs(lines)]
+    judged = [pair for pair in pairs if pair.why == "control"]
+    alone = dict.fromkeys(line.label for line, known in lines if line.config.get("fnr.weight") and line not in known)
+    if judged:
+        same = sum(not pair.holds for pair in judged)
+        yield say("penalty", same=same, comparisons=counted(len(judged), "comparison"))
+    if alone:
+        yield say("no control", names=named(list(alone)))
+    if any(pair.verdict in ("holds", "alone", "same") for pair in pairs):
+        yield say("intervals", space=SPACE)
 
 
 def _not_ranked(panels: Sequence[Panel]) -> list[str]:
@@ -228,7 +237,6 @@ def _not_ranked(panels: Sequence[Panel]) -> list[str]:
     late = [group.label for group in groups if not group.first.finished]
     without = [group.label for group in groups if group.first.finished and not group.values]
     told = [
-        (all(not group.first.finished or not group.values for group in groups), say("nothing")),
         (late, say("late", names=listed(late))),
         (without, say("without", metric=groups[0].metric.name, names=listed(without))),
         (len(panels) > 1 and any(panel.first.leaks for panel in panels), say("leaks apart")),

@@ -210,31 +210,26 @@ def every_run(panel: Panel) -> Table:
     return Table((METHOD_COLUMN, *(column for column, _, _ in measures)), tuple(rows))
 
 
-def grid(panels: Sequence[Panel]) -> Table | None:
+def setting_grid(panels: Sequence[Panel]) -> Table | None:
     """Methods and settings: the mean, and whether it differs from the baseline by more than luck; None of one setting.
 
     Lines with leaks are not in it.
     """
-    lines = [lines for panel in panels if not panel.first.leaks for lines in ranked(panel.groups)]
-    if len(lines) < 2 or max(map(len, lines)) < 2:
+    found = [lines for panel in panels if not panel.first.leaks for lines in ranked(panel.groups)]
+    if len(found) < 2 or max(map(len, found)) < 2:
         return None
-    metric, firsts = lines[0][0].metric, [some[0].first for some in lines]
-    columns = (Column(name, metric.meaning, metric=metric.name) for name in setting_names(firsts))
-    rows = {line.label: line for some in reversed(lines) for line in reversed(some)}
-    order = dict.fromkeys(line.label for some in lines for line in some)
-    cells = [{line.label: line for line in some} for some in lines]
-    outcomes = [
-        {pair.one.label: GRID_WORDS[pair.outcome] for pair in line_pairs(some) if pair.why == "baseline"}
-        for some in lines
-    ]
-
-    def cell(place: int, label: str) -> TableCell:
-        line = cells[place].get(label)
-        beside = outcomes[place].get(label, "")
-        return number_cell(line and line.mean, lambda value: in_cell(value, metric), beside)
-
-    found = ((name_cell(rows[label]), *(cell(place, label) for place in range(len(lines)))) for label in order)
-    return Table((METHOD_COLUMN, *columns), tuple(found))
+    metric, first = found[0][0].metric, dict[str, LineGroup]()
+    cells: dict[tuple[str, int], TableCell] = {}
+    for place, lines in enumerate(found):
+        words = {pair.one: GRID_WORDS[pair.outcome] for pair in line_pairs(lines) if pair.why == "baseline"}
+        for line in lines:
+            first.setdefault(line.label, line)
+            cells[line.label, place] = TableCell(in_cell(line.mean, metric), line.mean, words.get(line, ""))
+    names = setting_names([lines[0].first for lines in found])
+    columns = (Column(name, metric.meaning, metric=metric.name) for name in names)
+    empty, places = TableCell(""), range(len(found))
+    rows = ((name_cell(line), *(cells.get((label, at), empty) for at in places)) for label, line in first.items())
+    return Table((METHOD_COLUMN, *columns), tuple(rows))
 
 
 def settings(panel: Panel) -> Table | None:
@@ -304,21 +299,22 @@ def site_table(panel: Panel) -> Table | None:
         *(Column(group.label, "accuracy, % on the test examples that the client brought") for group in scored),
     )
 
-    def score(group: LineGroup, client: int) -> TableCell:
-        known = [share for run in group.runs if (share := run.rounds[-1]["per_site"][client]) is not None]
-        if not known:
-            return TableCell("")
-        ends = share_interval(mean(known), tests[client]) if tests and tests[client] else ()
-        return number_cell(
-            mean(known), as_percent, f"[{', '.join(f'{100 * end:.0f}' for end in ends)}]" if ends else ""
-        )
-
     rows = (
         (
             TableCell(name, client),
             TableCell(f"{(count := (tests or list(map(sum, first.counts)))[client]):,}", count),
-            *(score(group, client) for group in scored),
+            *(_site_score(group, client, tests) for group in scored),
         )
         for client, name in enumerate(first.client_names[:CLIENTS])
     )
     return Table(columns, tuple(rows))
+
+
+def _site_score(group: LineGroup, client: int, tests: Sequence[int]) -> TableCell:
+    """A client's accuracy on its test examples, mean over seeds, and what so many of them leave open."""
+    known = [share for run in group.runs if (share := run.rounds[-1]["per_site"][client]) is not None]
+    if not known:
+        return TableCell("")
+    ends = share_interval(mean(known), tests[client]) if tests else ()
+    beside = f"[{', '.join(f'{100 * end:.0f}' for end in ends)}]" if ends else ""
+    return number_cell(mean(known), as_percent, beside)
