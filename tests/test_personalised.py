@@ -292,9 +292,10 @@ class Rounds(RunMetrics):
 
 def test_best_is_judged_by_the_validation_data_of_its_metric() -> None:
     numbers = {"accuracy": (0.1, 0.2, 0.3), "accuracy_own": (0.4, 0.5, 0.6), "auc": (0.7, 0.8, 0.9)}
-    judges = {"validation_accuracy": (0.9, 0.9, 0.1), "validation_own": (0.1, 0.2, None)}
+    judges = {"validation_accuracy": (0.9, 0.9, 0.1), "validation_own": (0.1, 0.2, 0.1)}
     rounds = [{name: values[at] for name, values in (numbers | judges).items()} for at in range(3)]
     assert [Rounds(rounds).best(name) for name in numbers] == [0.1, 0.5, 0.7]
-    older = [{name: value for name, value in event.items() if name != "validation_own"} for event in rounds]
-    assert Rounds(older).best("accuracy_own") == 0.4
+    first, *others = rounds
+    del first["validation_own"]
+    assert Rounds([first, *others]).best("accuracy_own") == 0.4  # begun with an older version
     assert Rounds([event | dict.fromkeys(judges) for event in rounds]).best("auc") is None

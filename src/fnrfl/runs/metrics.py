@@ -46,11 +46,11 @@ class RunMetrics:
 
     def best(self, metric: str) -> float | None:
         """Return a number after the round that was best on validation data; None without such data."""
-        for judge in (validation_metric(metric), "validation_accuracy"):  # which alone older logs have
-            judged = [event for event in self.rounds if of_round(event, judge) is not None]
-            if judged:
-                return of_round(max(judged, key=lambda event: float(event[judge])), metric)
-        return None
+        judge = validation_metric(metric)
+        if None in self.series(judge):  # an older version made some of the rounds
+            judge = "validation_accuracy"
+        judged = [event for event in self.rounds if event[judge] is not None]
+        return of_round(max(judged, key=lambda event: float(event[judge])), metric) if judged else None
 
     @property
     def accuracy_last3(self) -> float:
