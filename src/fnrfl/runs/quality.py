@@ -91,7 +91,9 @@ class Answers:
         if (shares := self.shares) is None:
             return None
         classes = np.flatnonzero((self.count > 0) & (self.count < len(shares)))
-        return Ranking.of(shares.T[classes], self.labels, classes, self.num_classes == 2) if len(classes) else None
+        if not len(classes):
+            return None
+        return Ranking.of(shares.T[classes], self.labels, classes, self.count[classes], self.num_classes == 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,20 +112,21 @@ class Ranking:
     two: bool  # whether there are two classes: then the second one is looked for, as in no and yes
 
     @classmethod
-    def of(cls, scores: Floats, labels: Ints, classes: Ints, two: bool) -> Ranking:
-        """Rank examples by their scores for classes, [K, n]."""
-        order = scores.argsort(1)
-        ranked = scores.take(order + np.arange(0, scores.size, scores.shape[1])[:, None])
-        row, place = np.nonzero(labels[order] == classes[:, None])
-        positives = np.bincount(row, minlength=len(classes))
-        below, up_to = place.copy(), place + 1
+    def of(cls, scores: Floats, labels: Ints, classes: Ints, positives: Ints, two: bool) -> Ranking:
+        """Rank examples by their scores for classes, [K, n], of which there are so many examples, [K]."""
+        examples, order = scores.shape[1], scores.argsort(1)
+        begins = np.arange(0, scores.size, examples)  # of rows, end to end
+        ranked = scores.take(order + begins[:, None])
+        row = np.arange(len(classes)).repeat(positives)
+        below = np.flatnonzero(labels.take(order) == classes[:, None]) - begins[row]
+        place, up_to = below.copy(), below + 1
         own_below = np.arange(len(row)) - (positives.cumsum() - positives)[row]
         for tied in np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1)):  # places say nothing about equal scores
             mine = row == tied
             own = ranked[tied, place[mine]]
             below[mine], up_to[mine] = (np.searchsorted(ranked[tied], own, side) for side in ("left", "right"))
             own_below[mine] = np.searchsorted(own, own)
-        return cls(row, below, up_to, own_below, positives, scores.shape[1], two)
+        return cls(row, below, up_to, own_below, positives, examples, two)
 
     @cached_property
     def own_reached(self) -> Ints:
