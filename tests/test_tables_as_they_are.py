@@ -19,8 +19,9 @@ from fnrfl.core.errors import CompatibilityError, ConfigError, FnrflError
 from fnrfl.data.datasets import read_source
 from fnrfl.data.reading import RawData, Reading, split_pairs
 from fnrfl.data.table_files import decimal_signs, plain_number
-from fnrfl.data.table_summary import TableSummary, merge_columns
+from fnrfl.data.table_summary import TableSummary, merge_classes, merge_columns
 from fnrfl.federation import site_data
+from fnrfl.federation.agreement import Schema
 from fnrfl.federation.node_config import NodeConfig
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.predict import predict
@@ -118,6 +119,7 @@ TABLES: dict[str, tuple[Callable[[], str], str]] = {
     "UTF-16 with a mark": (lambda: text(str, "utf-16"), "UTF-16"),
     "UTF-16 without one": (lambda: text(str, "utf-16-le"), "UTF-16"),
     "ends of lines of Windows": (lambda: text(lambda table: table.replace("\n", "\r\n")), SAME),
+    "ends of lines of an old Mac": (lambda: text(lambda table: table.replace("\n", "\r")), SAME),
     "German Excel": (lambda: german(encoding="cp1252"), "semicolons.* as "),
     "German, and a mark": (lambda: german(encoding="utf-8-sig", lineterminator="\r\n"), "semicolons"),
     "sep=; in the first line": (lambda: text(below("sep=;"), sep=";", decimal=","), "semicolons"),
@@ -276,6 +278,12 @@ def test_nodes_read_their_tables_each_in_its_own_way() -> None:
     told = [site_data.describe_site(NodeConfig(data=str(at), name=at.stem), reading) for at in files]
     assert all((one.label, [c.name for c in one.columns]) == ("outcome", ["age", "cells", "ward"]) for one in told)
     assert [[c.type for c in one.columns] for one in told] == [["number", "integer", "category"]] * 3
+    tables = [TableSummary(at.stem, one.columns, one.label, one.labels) for at, one in zip(files, told, strict=True)]
+    schema = Schema(merge_classes(tables), (5,), "float32", False, merge_columns(tables))
+    for seed, at in enumerate(files, 1):
+        read = site_data.read_agreed(NodeConfig(data=str(at), name=at.stem), reading, schema)
+        ages = sorted([*read.train.x[:, 0].tolist(), *read.test.x[:, 0].tolist()])
+        assert ages == sorted(frame(seed=seed)["age"].astype(np.float32).tolist())
     bare = [site_data.describe_site(NodeConfig(data=str(at), name=at.stem), Reading()) for at in files]
     tables = [TableSummary(at.stem, one.columns, one.label, one.labels) for at, one in zip(files, bare, strict=True)]
     with pytest.raises(CompatibilityError, match="dataset.rename = 'ergebnis=outcome'"):

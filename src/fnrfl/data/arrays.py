@@ -72,7 +72,8 @@ def features(values: object, title: str, *, gaps: bool = False) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in "biuf" or 0 in x.shape[1:]:
         raise ConfigError(
             f"{title} is {x.dtype}{list(x.shape)}; it must be numbers, with examples along the first axis and at least "
-            "one more axis that is not empty. Store features as float32 [n, F] or pixels as uint8 [n, C, H, W]."
+            "one more axis that is not empty. Store features as float32 [n, F] or pixels as uint8 [n, C, H, W]; of a "
+            "data frame with text give pandas.get_dummies(frame, dtype=float), or save it as a table."
         )
     if x.dtype == np.uint8:
         return _pixels(x, title)

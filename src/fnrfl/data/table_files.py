@@ -20,6 +20,7 @@ from fnrfl.data.reading import require_file, unreadable
 from fnrfl.data.table_summary import is_number
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+BEGINNING = 5_000_000  # characters of a file, of which the first lines are looked at
 LOOKED_AT = 200  # lines, to find the delimiter
 ENOUGH_CELLS = 1000  # different ones of a column, to tell numbers from text
 MOST_TITLES = 5  # lines above the header
@@ -158,7 +159,7 @@ def _decoded(data: bytes) -> tuple[str, str]:
 
 def _rows(text: str, delimiter: str) -> list[list[str]]:
     """The first lines with a cell, as cells."""
-    lines = islice(io.StringIO(text), LOOKED_AT)
+    lines = islice(io.StringIO(text[:BEGINNING], newline=None), LOOKED_AT)
     return [row for row in csv.reader(lines, delimiter=delimiter) if "".join(row).strip()]
 
 
@@ -186,7 +187,7 @@ def _lacks_a_name(rows: Sequence[Sequence[str]], width: int) -> bool:
 
 def _line(path: Path, delimiter: str, declared: bool, row: int) -> int:
     """In which line of a text file a row ends; pandas passes over empty lines."""
-    reader = csv.reader(io.StringIO(_decoded(path.read_bytes())[0]), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(_decoded(path.read_bytes())[0], newline=None), delimiter=delimiter)
     lines = [reader.line_num for cells in reader if len(cells) > 1 or "".join(cells).strip()]
     return lines[row + declared]
 

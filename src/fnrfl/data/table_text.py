@@ -126,7 +126,7 @@ def _with_signs(cells: Cells) -> list[Column]:
     columns = [Column(column) for column in cells.columns]
     plain = [column.numbers is not None for column in columns]
     signs = decimal_signs([[*column.counts] for column in columns], plain, cells.delimiter)
-    return [replace(column, sign=sign) for column, sign in zip(columns, signs, strict=True)]
+    return [replace(column, sign=sign) if sign else column for column, sign in zip(columns, signs, strict=True)]
 
 
 def _decimals(columns: Sequence[Column]) -> list[str]:
