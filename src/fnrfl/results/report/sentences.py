@@ -132,7 +132,8 @@ def _about(lines: Sequence[LineGroup]) -> list[str]:
 def _reached(lines: Sequence[LineGroup], controls: Sequence[LineGroup]) -> str:
     """Say what lines reached, the best first; of many, those that matter: the first ones and the baseline."""
     first, metric = lines[0], lines[0].metric
-    shown = [line for place, line in enumerate(lines) if place < NAMES or line is baseline(lines)]
+    most = NAMES if len(lines) <= NAMES else NAMES // 2 + 1
+    shown = [line for place, line in enumerate(lines) if place < most or line is baseline(lines)]
     key = "right" if metric.name == "accuracy" else "reaches"
     better = "" if metric.higher_is_better else say("lower")
     told = [say(key, first=_name(first, lines), value=_value(first), metric=metric.name + better)]
