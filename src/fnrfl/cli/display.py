@@ -192,6 +192,8 @@ def print_forecast(config: RunConfig, *, json: bool) -> None:
         found = forecast(config)
         config, summary = found.config, found.summary()
         lines = list(_forecast_lines(summary))
+        if config.stop != "never":
+            lines.append(f'note    this is for all rounds; stop = "{config.stop}" may end the run earlier')
     if json:
         return print_json(summary)
     leaks = [f"leak: {', '.join(config.leaks_on)}"] if config.leaks_on else []
