@@ -218,7 +218,7 @@ def pr_auc(answers: Answers) -> float | None:
     return None if (found := answers.ranking) is None else found.mean(found.own_reached / found.reached)
 
 
-def sensitivity_at_95(answers: Answers) -> float | None:
+def sensitivity(answers: Answers) -> float | None:
     """Largest share of a class that a threshold finds at a specificity of 0.95: of the second of two, else mean."""
     if (found := answers.ranking) is None:
         return None
@@ -289,8 +289,8 @@ TEST_METRICS = {
         Metric("f1_macro", "mean F1 of the classes", True, f1_macro),
         Metric("f1_weighted", "mean F1 of the classes, weighted by their examples", True, f1_weighted),
         Metric("auc", "area under the ROC curve, one class against the rest, mean over the classes", True, auc),
-        Metric("pr_auc", "area under the curve of precision and recall (average precision)", True, pr_auc),
-        Metric("sensitivity_at_95", "sensitivity at a specificity of 0.95", True, sensitivity_at_95),
+        Metric("pr_auc", "average precision (of two classes, the second's)", True, pr_auc),
+        Metric("sensitivity_at_95", "sensitivity at a specificity of 0.95 (of two, the second's)", True, sensitivity),
         Metric("brier_score", "mean squared distance of probabilities from 0 and 1", False, brier_score),
         Metric("log_loss", "mean of -log(probability of the right class)", False, log_loss),
         Metric("calibration_error", "gap of confidence and accuracy (ECE, 15 equal bins)", False, calibration_error),
