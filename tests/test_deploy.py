@@ -31,7 +31,7 @@ def test_two_nodes_without_tls_equal_the_simulator(tmp_path: Path) -> None:
     same_run(tmp_path / "run", loop(tmp_path / "loop", *words, nodes=2))
     assert 0 < json.loads((tmp_path / "run" / "flower.json").read_text())["overhead_percent"] < 40
     assert "does not answer" in fnrfl("deploy", "run", made.root, fails=True)
-    assert "nothing is running" in fnrfl("deploy", "status", made.root, fails=True)
+    assert "no server is running" in fnrfl("deploy", "status", made.root, fails=True)
 
 
 def test_the_page_is_as_short_as_it_says() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import time
 from importlib.util import find_spec
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 deploy = command_group("Run a recipe over a network, with Flower.")
 
 Folder = Annotated[Path, Argument(metavar="DIR", show_default=False, help="Made by `fnrfl deploy init`.")]
+LATE = 20.0  # seconds after which a node that has not answered is shown again
 Nodes = Annotated[int | None, Option("--nodes", min=1, help="How many; as many as the recipe has clients.")]
 
 
@@ -114,23 +117,55 @@ def run(
 
 
 @deploy.command("status")
-def status(folder: Folder) -> None:
-    """Show the processes of a deployment, and which nodes are online.
+def status(
+    folder: Folder,
+    follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON; with --follow, a line for each change.")] = False,
+) -> None:
+    """Show the processes of a deployment, its nodes, and how far its run has come.
 
-    fnrfl deploy status federation
+    fnrfl deploy status federation --follow
     """
     there = _deployment(folder)
     from fnrfl.flower.supervisor import num_online, recorded
 
-    records = [(one.name, one.pid, one.handle is not None) for one in recorded(there)]
-    if not records:
-        console().print("nothing is running")
-        raise typer.Exit(1)
-    print_table([(name, str(pid), "running" if alive else "has ended") for name, pid, alive in records])
-    if any(name == "superlink" and alive for name, _, alive in records):
-        online, registered = num_online(there)
-        console().print(f"nodes online: {online} of {registered}")
-    raise typer.Exit(0 if all(alive for _, _, alive in records) else 1)
+    records = [(one.name, str(one.pid), "running" if one.handle else "has ended") for one in recorded(there)]
+    up = any(name == "superlink" and state == "running" for name, _, state in records)
+    online, registered = num_online(there) if up else (0, 0)
+    facts = {"processes": records, "nodes_online": online, "nodes_registered": registered}
+    if not json:
+        print_table(records)
+        console().print(f"nodes online: {online} of {registered}" if up else "no server is running")
+    failed = _show_run(there.home, facts if json else None, follow=follow and up)
+    whole = up and all(state == "running" for _, _, state in records)
+    raise typer.Exit(0 if whole and not (failed and follow) else 1)
+
+
+def _show_run(home: Path, facts: dict[str, Any] | None, *, follow: bool) -> bool:
+    """Show how far a run has come, with `facts` as JSON; return whether it has failed."""
+    from fnrfl.flower.progress import read_progress
+
+    shown: object = None
+    while True:
+        run = read_progress(home)
+        known = run or {"state": "none"}
+        late = known.get("waiting") and time.time() - known["since"] > LATE
+        now = run if facts else [known.get(key) for key in ("state", "phase", "round")] + [late]
+        if now != shown or shown is None:
+            typer.echo("\n".join(_run_in_words(run)) if facts is None else dumps(facts | {"run": run}))
+        shown = now
+        if not follow or known["state"] in ("finished", "failed"):
+            return bool(known["state"] == "failed")
+        time.sleep(1.0)
+
+
+def _run_in_words(run: dict[str, Any] | None) -> list[str]:
+    from fnrfl.flower.progress import in_words
+
+    if run is None:
+        return ["no run yet"]
+    where = f" {quoted(run['run_dir'])}" if run.get("run_dir") else ""
+    return [f"run {run['state']}{where}", *in_words(run), *([run["error"]] if "error" in run else [])]
 
 
 @deploy.command("down")

@@ -44,6 +44,7 @@ class Network(TypedDict, total=False):
     on_missing: Literal["fail", "wait", "proceed"]
     min_share: float
     max_share: float
+    site_scores: bool
     train_deadline: float
     refine_deadline: float
     measure_deadline: float

@@ -21,6 +21,8 @@ from fnrfl.core.training import Training
 from fnrfl.core.trees import Tree
 from fnrfl.core.values import Data, LocalTask, Replies, State
 
+RIGHT = "right_at_sites"  # the note in which replies bring what sites have answered right, by client
+
 
 @dataclass(frozen=True)
 class TrainRequest:
@@ -46,6 +48,7 @@ class TrainReply:
     not_finite: dict[int, int] = field(default_factory=dict)  # every other client -> the step at which it went wrong
     notes: dict[str, Any] = field(default_factory=dict)  # facts for the event log
     missing: dict[int, str] = field(default_factory=dict)  # clients that have not answered, and why
+    right: Tensor | None = None  # [1], from a site: how many of its test examples the model that it was sent gets right
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,9 @@ class NetworkOptions:
     )
     min_share: float = option(0.5, "with proceed: share of those asked that must answer", gt=0, le=1)
     max_share: float = option(1.0, "largest share of all training examples that one site may claim", gt=0, le=1)
+    site_scores: bool = option(
+        True, "sites with data of their own say how many of the examples that they keep aside each model answers right"
+    )
     train_deadline: float = option(0.0, "seconds that clients have to train; 0: no limit", ge=0)
     refine_deadline: float = option(0.0, "seconds for refinement and other work on public data; 0: no limit", ge=0)
     measure_deadline: float = option(0.0, "seconds to answer a question about a model; 0: no limit", ge=0)

@@ -39,6 +39,8 @@ from fnrfl.data.reading import (
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
 
+AT_SITES = "each site's own machine"  # the source of data that sites on a network keep
+
 
 @dataclass(frozen=True, eq=False)
 class Part:

@@ -105,6 +105,13 @@ class Federation(Engine):
             self._check_missing(gone.reasons, len(cohort), "measure")
             raise
 
+    def score_at_sites(self, model: Callable[[int], State]) -> dict[int, int]:
+        """Return how many of its test examples each site answers right by the model for it."""
+        there: Any = self.clients
+        right, missing = there.score(self.round, model)
+        self._check_missing(missing, len(right) + len(missing), "score")
+        return dict(right)
+
     def observe(self, cohort: Tensor, probe: Probe, *, data: Data = "public") -> Tree:
         return self.measure(cohort, probe, data=data)  # the simulation can look; a real server could not
 

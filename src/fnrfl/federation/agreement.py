@@ -80,6 +80,7 @@ class SiteHolding:
     counts: Annotated[tuple[Count, ...], Field(max_length=MOST_CLASSES)]  # of each class, that it trains on
     data: Sha256  # the sha256 of its examples
     public: Sha256  # the sha256 of its copy of the public data
+    tests: Count = 0  # on how many examples of its own it scores models; 0: on none
 
 
 @dataclass(frozen=True)

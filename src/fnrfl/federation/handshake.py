@@ -18,7 +18,7 @@ from fnrfl.core.ndarrays import Ints
 from fnrfl.core.trees import Tree
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
-from fnrfl.data.datasets import Dataset, Part, read_source
+from fnrfl.data.datasets import AT_SITES, Dataset, Part, read_source
 from fnrfl.data.partition.value import Partition
 from fnrfl.data.partition.views import both_parts
 from fnrfl.data.reading import Expected, Reading
@@ -129,7 +129,8 @@ def _agree_with_sites(
     partition = partition_elsewhere(agreement, counts, config)
     parts = parts_with(config, data, agreement.notices, partition=partition)
     refuse_other_public(agreement, holdings, public_hash(parts.splits))
-    return parts, agreement
+    tests = [torch.empty(one.tests, dtype=torch.int64, device="meta") for one in holdings]  # each site scores its own
+    return replace(parts, splits=replace(parts.splits, site_tests=tests if any(map(len, tests)) else ())), agreement
 
 
 # -- the recipe --------------------------------------------------------------------------------------------------------
@@ -195,8 +196,8 @@ def stand_in(agreement: Agreement, test: str, reading: Reading) -> Dataset:
         part = Part(part.x.to(dtype), part.y)
     x = torch.empty(count, *schema.input_shape, dtype=dtype, device="meta")
     train = Part(x, torch.empty(count, dtype=torch.int64, device="meta"))
-    whose, columns = "each site's own machine", schema.columns
-    return Dataset("the sites' data", train, part, schema.classes, whose, agreement.data, columns=columns)
+    columns = schema.columns
+    return Dataset("the sites' data", train, part, schema.classes, AT_SITES, agreement.data, columns=columns)
 
 
 def partition_elsewhere(agreement: Agreement, counts: Ints, config: RunConfig) -> Partition:

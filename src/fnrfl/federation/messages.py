@@ -63,10 +63,18 @@ class NodeRequest:
     round: int
     number: int  # of this request in the round: names the version that comes of it
     phase: str
-    request: Any  # TrainRequest, MeasureRequest or MemoryRequest, of this client alone
+    request: Any  # TrainRequest, MeasureRequest, MemoryRequest or ScoreRequest, of this client alone
     memory: Version | None = None  # what the client remembers; None: what it remembers before its first round
     kept: Version | None = None  # what it remembered when the round began: stays until the round is over
     held: Version | None = None  # the model that it holds; None: it holds none in this round
+
+
+@travels
+@dataclass(frozen=True)
+class ScoreRequest:
+    """The question to a site, after the last round, how many of its test examples a model answers right."""
+
+    model: State
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class NodeReply:
 
     id: str  # of the request
     client: int
-    content: Any  # a TrainReply, an answer to a probe as a tree [1, ...], plain values of a handshake, or a Failure
+    content: Any  # a TrainReply, an answer to a probe as a tree [1, ...], or to a ScoreRequest as a tensor [1], plain
+    # values of a handshake, or a Failure
     memory: Version | None = None  # that the client has written
     held: Version | None = None
     lost_memory: bool = False  # the client had not kept what the request names, and started from scratch
@@ -89,6 +98,12 @@ def check_run_id(run: object) -> str:
     if not isinstance(run, str) or not RUN_ID.fullmatch(run):
         raise FnrflError(f"A message names the run {str(run)[:80]!r}; it must be 1 to 64 letters, digits, - or _.")
     return run
+
+
+def scores_model(request: TrainRequest, *, personalised: bool) -> bool:
+    """Whether a site scores the model of this request: the one of the round before, or its own if it has one."""
+    task = request.task
+    return request.round > 0 and task.is_private_training and (task.start is not None or personalised)
 
 
 def model_alone(state: State | None) -> State | None:
@@ -157,6 +172,13 @@ def refuse_envelope(answer: NodeReply, request: NodeRequest) -> str | None:
     kept = [version for version in (answer.memory, answer.held) if version is not None]
     fine = type(answer.lost_memory) is bool and all(map(right, kept))
     return None if fine else "it does not say in the right form what it keeps."
+
+
+def refuse_score(right: Any, tests: int) -> str | None:
+    """Say why this is not how many of so many test examples a site has answered right; None: it can be."""
+    if not tests:
+        return None if right is None else "it sends a score, and has agreed to send none."
+    return Field(torch.tensor(0), 0, tests).refuse("score", right)
 
 
 def refuse_reply(

@@ -28,7 +28,15 @@ from fnrfl.engines.kept_clients import KeptClients
 from fnrfl.engines.rehearsal import Rehearsal
 from fnrfl.engines.trainer import Trainer
 from fnrfl.engines.wire import Parsed, to_bytes
-from fnrfl.federation.messages import NodeReply, NodeRequest, Version, check_run_id, model_alone
+from fnrfl.federation.messages import (
+    NodeReply,
+    NodeRequest,
+    ScoreRequest,
+    Version,
+    check_run_id,
+    model_alone,
+    scores_model,
+)
 from fnrfl.rundir import files
 
 log = logging.getLogger("fnrfl")
@@ -45,6 +53,8 @@ class Participant:
     agreed: Container[object]  # the requests that the agreed method makes; no other is answered
     shares_memory: bool = False  # whether the server may read what the client remembers
     max_examples: int = 10**9  # that one request may train on, passes times examples
+    score: Callable[[State, Tree], int] | None = None  # a model, what the client remembers -> right test examples
+    personalised: bool = False  # whether clients have models of their own
 
 
 class VersionedFolder:
@@ -109,6 +119,10 @@ class Node:
                 "server: set share_memory = true in the node's own configuration to allow it.",
             )
             return
+        if isinstance(request, ScoreRequest):
+            scores = self.participant.score is not None and alike(request.model, self.participant.trainer.initial)
+            yield not scores, f"Client {mine} does not score this model for the server."
+            return
         agreed = request in self.participant.agreed and node_request.round == request.round
         yield not agreed, f"Client {mine} is asked for something that the agreed method does not ask for."
         yield (
@@ -131,6 +145,8 @@ class Node:
         reply = NodeReply(node_request.id, client, self.participant.birth if kept is None else kept, lost_memory=lost)
         if isinstance(request, MemoryRequest):
             return reply
+        if isinstance(request, ScoreRequest):
+            return replace(reply, content=self._score(request.model, reply.content))
         memories = ClientStore(self.participant.birth, None, trainer.net.device)
         models = ClientStore({}, None, trainer.net.device)
         if kept is not None:
@@ -147,6 +163,7 @@ class Node:
         if isinstance(request, MeasureRequest):
             return replace(reply, content=clients.measure(request))
         (trained,) = clients.train(request)
+        trained = self._scored(trained, request, reply.content)
         new = Version(node_request.round, node_request.number)
         if client in memories.changed:
             reply = replace(reply, memory=self.memories.write(new, memories.get(client)))
@@ -155,6 +172,18 @@ class Node:
             reply = replace(reply, held=self.models.write(new, models.get(client)))
             self.models.remove_all_but([node_request.held, reply.held])
         return replace(reply, content=uploaded(trained, request.task, trainer.net, trainer.initial))
+
+    def _scored(self, trained: TrainReply, request: TrainRequest, memory: Tree) -> TrainReply:
+        """Return a reply with the score of the model that the client was sent, if it is to have one."""
+        mine = self.participant
+        if mine.score is None or not scores_model(request, personalised=mine.personalised):
+            return trained
+        return replace(trained, right=self._score(request.task.start or mine.trainer.initial, memory))
+
+    def _score(self, model: State, memory: Tree) -> Tensor:
+        """Return how many of the site's test examples a model answers right, [1]."""
+        assert self.participant.score is not None
+        return torch.tensor([self.participant.score(model, memory)])
 
 
 def answer_bytes(message: bytes, answer: Callable[[Parsed], NodeReply]) -> bytes:

@@ -55,6 +55,7 @@ class NodeConfig(NodeInWords):
     split: str = ""  # this node's copy of a saved split, where the recipe's scenario is one
     folder: str = ""  # where the client's memory is kept
     share_memory: bool = False  # whether the server may read what the client remembers
+    share_scores: bool = True  # whether a site tells how many of its test examples each model answers right
     code: str = ""  # code that a recipe may name here, such as nets:make; several are joined by commas
     engine: str = "loop"  # how it computes: loop, batched or gpu
     max_examples: int = 10_000_000  # that one request may train on, passes times examples

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from fnrfl.config.resolving import read_keys
 from fnrfl.core.algorithm import Algorithm
 from fnrfl.core.errors import ShareableError, sentence
 from fnrfl.core.messages import MeasureRequest
+from fnrfl.core.types import State, Tree
 from fnrfl.core.words import printable
 from fnrfl.data import scenarios
 from fnrfl.data.datasets import Dataset
+from fnrfl.data.noise import noise_of_scores
 from fnrfl.data.partition.views import Splits
 from fnrfl.data.reading import split_names
 from fnrfl.data.scaling import InputMoments, Scaling
@@ -47,6 +50,7 @@ from fnrfl.rundir import files
 from fnrfl.runs.data import build_pool, divide, load_public, reading_of, with_counted_clients
 from fnrfl.runs.passed import NOTHING_PASSED
 from fnrfl.runs.run import versions
+from fnrfl.runs.scores import score_model
 from fnrfl.runs.setup.build import RunParts, fitting_net, gather_parts, on_device
 from fnrfl.runs.setup.engine import build_trainer, choose_engine
 from fnrfl.runs.setup.method import build_algorithm, cohort_size
@@ -221,8 +225,24 @@ def build_node(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tup
         agreed or of_method,
         shares_memory=node.share_memory and parts.algorithm.personalised,
         max_examples=node.max_examples,
+        score=partial(_num_right, parts, client) if _scores(recipe, node) and len(parts.splits.test) else None,
+        personalised=parts.algorithm.personalised,
     )
     return participant, parts
+
+
+def _scores(recipe: RunConfig, node: NodeConfig) -> bool:
+    """Whether the server is told how models do on the site's test examples: recipe and node must both allow it."""
+    return node.partition is None and recipe.network.site_scores and node.share_scores
+
+
+def _num_right(parts: RunParts, client: int, model: State, memory: Tree) -> int:
+    """Count the site's test examples that a model answers right: its own model, if the method has such."""
+    mine, test, config = parts.algorithm.personal(parts.net, model, client, memory), parts.splits.test, parts.config
+    noisy = parts.partition.noise is not None and not (config.leaks.clean_test_for_fnr and config.fnr is not None)
+    noise = noise_of_scores(parts.partition, config.seed, client, "test", parts.net.device) if noisy else None
+    score = score_model(parts.net, mine, test.x, test.y, parts.dataset.num_classes, noise)
+    return int((score.predicted == score.labels).sum())
 
 
 def _own_client(recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> tuple[int, RunParts]:
@@ -258,6 +278,7 @@ class Site:
     dataset: Dataset
     splits: Splits
     algorithm: Algorithm
+    scores: bool  # whether the server is told how it does on the site's test examples
 
     @classmethod
     def of(cls, recipe: RunConfig, node: NodeConfig, agreement: Agreement) -> Site:
@@ -268,13 +289,14 @@ class Site:
             )
         dataset, algorithm = read_agreed(node, reading_of(recipe), agreement.schema), build_algorithm(recipe)
         _, splits = divide(recipe, dataset, load_public(recipe, dataset, NOTHING_PASSED), algorithm)
-        return cls(dataset, splits, algorithm)
+        return cls(dataset, splits, algorithm, _scores(recipe, node))
 
     @property
     def holding(self) -> SiteHolding:
-        """What it tells the server once columns and classes are agreed on: how much it trains on."""
+        """What it tells the server once columns and classes are agreed on: how much it trains on, and scores with."""
         counts = np.bincount(self.dataset.train.y.numpy(), minlength=self.dataset.num_classes)
-        return SiteHolding(tuple(counts.tolist()), self.dataset.checksum, public_hash(self.splits))
+        tests = len(self.splits.test) if self.scores else 0
+        return SiteHolding(tuple(counts.tolist()), self.dataset.checksum, public_hash(self.splits), tests)
 
     def parts(self, recipe: RunConfig, agreement: Agreement, client: int) -> RunParts:
         """Return the parts of a run as this site has them; the server has checked what concerns all clients."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -15,7 +15,7 @@ from fnrfl.core import trees
 from fnrfl.core.errors import FnrflError, MissingClients
 from fnrfl.core.feed import Feed
 from fnrfl.core.fold import FOLD_ROWS
-from fnrfl.core.messages import MeasureRequest, MemoryRequest, TrainReply, TrainRequest
+from fnrfl.core.messages import RIGHT, MeasureRequest, MemoryRequest, TrainReply, TrainRequest
 from fnrfl.core.net import Net
 from fnrfl.core.options import NetworkOptions
 from fnrfl.core.trees import Tree
@@ -27,6 +27,7 @@ from fnrfl.federation.messages import (
     Check,
     NodeReply,
     NodeRequest,
+    ScoreRequest,
     Version,
     check_run_id,
     fields_like,
@@ -34,7 +35,9 @@ from fnrfl.federation.messages import (
     model_alone,
     refuse_envelope,
     refuse_reply,
+    refuse_score,
     refuse_tree,
+    scores_model,
 )
 
 PAUSE = 1.0  # seconds before a client that could not be reached is asked again
@@ -119,31 +122,35 @@ class RemoteClients:
         options: NetworkOptions,
         *,
         reads_memory: bool = False,
+        tests: Sequence[int] = (),
     ) -> None:
-        """`feed` knows how many examples each client has agreed to have.
+        """`feed` knows how many examples each client has agreed to have, `tests` on how many it scores models.
 
         `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
         """
         self.network, self.run, self.net, self.options = network, check_run_id(run), net, options
         self.initial, self.feed = State(*net.flatten()), feed
+        self.personalised, self.tests = reads_memory, tests
         self.memory = RemoteMemory(birth, self._fetch if reads_memory else None)
         server = uuid.uuid4().hex  # no two servers send the same request, not even of one run
         self._ids = (f"{server}-{number}" for number in count())
         self._round, self._number = -1, 0
         self._held: dict[int, Version] = {}
+        self._right: dict[int, int] = {}  # test examples that sites have answered right by the model of the last round
         self._bytes = {"down": 0, "up": 0}  # of this round, as they are sent
 
     def train(self, request: TrainRequest) -> Iterator[TrainReply]:
         self._enter_round(request.round)
         task, training, clients = request.task, request.training, request.clients
-        private = task.data == "private"
+        private, scored = task.data == "private", scores_model(request, personalised=self.personalised)
         extras = rehearsed_extras(task, self.initial, self.feed.examples[clients[0]], self.memory.birth)
         length = 0 if private else len(self.feed.all(task.data)[1])
 
         def check(client: int, content: Any) -> str | None:
             examples, epochs = int(self.feed.examples[client]), request.epochs[clients.index(client)]
             steps = replace(training, epochs=epochs).steps(length or examples)
-            return refuse_reply(content, client, request, self.initial, extras, examples, steps)
+            wrong = refuse_reply(content, client, request, self.initial, extras, examples, steps)
+            return wrong or refuse_score(content.right, self.tests[client] if self.tests and scored else 0)
 
         sent = replace(request, task=replace(task, start=model_alone(task.start)))
         replies, missing = self._ask(_each(sent), task.purpose, self.options.deadline(private=private), check)
@@ -165,6 +172,15 @@ class RemoteClients:
         sent = _each(replace(request, at=model_alone(request.at)))
         return trees.joined([reply.content for reply in self._ask_all(sent, "measure", check)])
 
+    def score(self, round: int, model: Callable[[int], State]) -> tuple[dict[int, int], dict[int, str]]:
+        """Ask each site how many of its test examples a model answers right; return that, and who has not said it."""
+        self._enter_round(round)
+        models = {client: model(client) for client, tests in enumerate(self.tests) if tests}
+        asked = {client: ScoreRequest(State(one.params, one.buffers)) for client, one in models.items()}
+        check = lambda client, content: refuse_score(content, self.tests[client])  # noqa: E731
+        replies, missing = self._ask(asked, "score", self.options.measure_deadline or None, check)
+        return {client: int(reply.content) for client, reply in replies.items()}, missing
+
     def _fetch(self, client: int) -> Tree:
         """Read the memory of a client."""
         fields = fields_like(self.memory.birth)
@@ -180,6 +196,7 @@ class RemoteClients:
         if round != self._round:
             self._round, self._number = round, 0
             self._held.clear()
+            self._right = {}
             self._bytes = {"down": 0, "up": 0}
             self.memory.at_start = dict(self.memory.versions)
 
@@ -190,11 +207,18 @@ class RemoteClients:
         self.memory.changed |= memories.keys()
         self._held |= {reply.client: reply.held for reply in replies if reply.held is not None}
         lost = sorted(reply.client for reply in replies if reply.lost_memory)
-        notes = {"wire_bytes": dict(self._bytes)} | ({"lost_memory": lost} if lost else {})
+        notes: dict[str, Any] = {"wire_bytes": dict(self._bytes)} | ({"lost_memory": lost} if lost else {})
+        notes |= self._heard(replies)
         whole = [reply.content.replies for reply in replies if not reply.content.not_finite]
         joined = trees.joined(whole) if whole else Replies.of_nobody(self.initial)
         not_finite = {k: v for reply in replies for k, v in reply.content.not_finite.items()}
         return TrainReply(joined, not_finite, notes)
+
+    def _heard(self, replies: list[NodeReply]) -> dict[str, Any]:
+        """Take the scores of sites; the first one that a site sends in a round counts."""
+        told = {reply.client: reply.content.right for reply in replies}
+        self._right = {client: int(right) for client, right in told.items() if right is not None} | self._right
+        return {RIGHT: self._right} if self._right else {}
 
     def _ask_all(self, requests: Mapping[int, Any], phase: str, check: Check) -> list[NodeReply]:
         """Return the replies of all clients, in the order of the requests; refuse to go on without one."""

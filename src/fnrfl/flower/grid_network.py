@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +49,14 @@ class GridNetwork(Network):
     labels: Sequence[str] = ()  # of each client, by its number
     carried: Counter[str] = field(default_factory=Counter)  # bytes of letters, and of Flower's messages around them
     nodes: dict[str, int] = field(default_factory=dict)  # label -> node
+    owing: Callable[[list[str]], None] = lambda labels: None  # hears of clients whose replies are waited for
     _asked: dict[str, Sending] = field(default_factory=dict)  # questions that are under way, by message
     _under_way: dict[str, Sending] = field(default_factory=dict)  # requests without a reply, by message
     _replaced: dict[int, str] = field(default_factory=dict)  # nodes in whose place another was found, and their label
     _doubled: str = ""  # the sentence about two nodes with one label
     _silent: dict[int, float] = field(default_factory=dict)  # nodes that could not say, and when they were asked
     _next_look: float = 0.0
+    _waited: list[str] = field(default_factory=list)  # whom `owing` has heard of last
 
     def wait_for(self, count: int) -> list[str]:
         """Wait until so many nodes have said who they are; return their labels, in order.
@@ -153,6 +155,7 @@ class GridNetwork(Network):
         while owed and (seconds is None or time.monotonic() < begun + seconds):
             alive = self._heard_from()
             replies = self._replies()
+            self._tell_owing(owed, replies)
             for client in [client for client, key in owed.items() if key in replies]:
                 yield client, replies[owed.pop(client)]
             to = {c: node for c, key in owed.items() if (node := self._target(c, sent.get(key), alive)) is not None}
@@ -161,6 +164,12 @@ class GridNetwork(Network):
             self._ask_who([sent.get(key) for key in owed.values()])
             if owed:
                 time.sleep(min(SLOWEST_POLL, max(POLL_SECONDS, (time.monotonic() - begun) / 20)))
+
+    def _tell_owing(self, owed: Mapping[int, Key], replies: Mapping[Key, object]) -> None:
+        left = [self.labels[client] for client, key in owed.items() if key not in replies]
+        if left != self._waited:
+            self._waited = left
+            self.owing(left)
 
     def _target(self, client: int, last: Sending | None, alive: Mapping[int, float]) -> int | None:
         """Return the node to (re)send to, or None while the request is in flight there.

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,8 +22,8 @@ from fnrfl.config import load
 from fnrfl.core.errors import ConfigError
 from fnrfl.federation.handshake import handshake
 from fnrfl.flower.grid_network import GridNetwork
+from fnrfl.flower.progress import Progress
 from fnrfl.rundir import files
-from fnrfl.rundir.events import Event
 from fnrfl.runs import run as runs
 from fnrfl.runs.result import Result
 from fnrfl.runs.run import verify
@@ -36,38 +38,37 @@ def server_app(file: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = {key: str(context.run_config.get(key, "")) for key in ("overrides", "out", "resume", "test")}
-        run_over(grid, folder / "recipe.toml", nodes=int(context.run_config.get("nodes", 0)), **settings)
+        progress, nodes = Progress("meeting the nodes"), int(context.run_config.get("nodes", 0))
+        try:
+            progress.end(run_over(grid, folder / "recipe.toml", settings, nodes, progress))  # or it was finished before
+        except BaseException as error:
+            progress.stop(error)
+            raise
 
     return app
 
 
-def run_over(
-    grid: Grid, recipe: Path, *, overrides: str = "", out: str = "", resume: str = "", test: str = "", nodes: int = 0
-) -> Result:
-    """Run a recipe over the nodes of a Grid, or go on with a run.
+def run_over(grid: Grid, recipe: Path, settings: Mapping[str, str], nodes: int, progress: Progress) -> Result:
+    """Run a recipe over the nodes of a Grid, or go on with a run; `settings` are those of the app.
 
-    `test` is the server's own test set, where nodes bring data of their own. As many `nodes` are waited for; 0: as many
-    as the recipe has clients.
+    As many `nodes` are waited for; 0: as many as the recipe has clients.
     """
-    network, words = GridNetwork(grid), [*shlex.split(overrides), "engine.name=flower"]
+    network, resume = GridNetwork(grid, owing=progress.waits_for), settings["resume"]
+    words = [*shlex.split(settings["overrides"]), "engine.name=flower"]
     config = verify(Path(resume), trust=False).config if resume else load(recipe, words)
     if not (count := nodes or config.clients):
         raise ConfigError("The recipe has clients = 0, so it is not known how many nodes there are. Set nodes.")
     network.labels = network.wait_for(count)
-    agreed = handshake(config, network, network.labels, test)
+    agreed = handshake(config, network, network.labels, settings["test"])
     for line in agreed.agreement.shares:
         print(line, flush=True)
-    if resume:
-        result = runs.resume(resume, progress=_say, network=agreed.network, parts=agreed.parts)
-    else:
-        result = runs.run(config, out=out or True, progress=_say, network=agreed.network, parts=agreed.parts)
+    progress.names = agreed.agreement.sites
+    told: dict[str, Any] = {"callbacks": [progress], "phase": lambda name: progress.tell(phase=name)}
+    told |= {"network": agreed.network, "parts": agreed.parts}
+    result = runs.resume(resume, **told) if resume else runs.run(config, out=settings["out"] or True, **told)
     letters, whole = (network.carried[f"{what}_down"] + network.carried[f"{what}_up"] for what in ("letters", "flower"))
     carried = {**network.carried, "overhead_percent": round(100 * (whole - letters) / max(letters, 1), 3)}
     print(result, f"Flower has carried {json.dumps(carried)}", sep="\n", flush=True)
     if result.run_dir is not None:
         files.write(result.run_dir / CARRIED, json.dumps(carried) + "\n")
     return result
-
-
-def _say(event: Event) -> None:
-    print(f"round {event['round']}  accuracy {event['accuracy']:.4f}", flush=True)

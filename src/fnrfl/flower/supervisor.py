@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ import psutil
 
 from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.flower.deployment import FLOWER_QUIET, Address, Deployment, NodeSettings
+from fnrfl.flower.progress import Progress, read_progress
 from fnrfl.rundir import files
 
 HOST = "127.0.0.1"
@@ -272,6 +274,7 @@ def register_nodes(deployment: Deployment, labels: Mapping[Path, str]) -> None:
 def run_app(deployment: Deployment, config: Mapping[str, str], tell: Callable[[str], None]) -> None:
     """Sign the app, run it and tell what it prints, until it ends; raise if it has not completed."""
     Address.read(deployment)
+    Progress("starting", deployment.home)  # until the server's own begins
     signed = (deployment.certs / "app.key").is_file()
     app = store_signed_app(deployment) if signed else str(deployment.app)
     values = deployment.home / "run.toml"
@@ -283,16 +286,21 @@ def run_app(deployment: Deployment, config: Mapping[str, str], tell: Callable[[s
         with subprocess.Popen(
             following, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
         ) as log:
+            failed = False  # after that, the log has Flower's traceback; what went wrong is in the run's status
             for line in log.stdout or ():
-                tell(line)
+                failed = failed or "ServerApp raised an exception" in line
+                tell("" if failed else line)
     except KeyboardInterrupt as stop:
         flwr(deployment, "stop", number)
         stop.add_note("The run was stopped; `fnrfl deploy run DIR --resume RUN_DIR` goes on with it.")
         raise
     (run,) = flwr(deployment, "list", options=("--run-id", number))["runs"]
     if run["status"] != "finished:completed":
-        why = run["status-details"] or "no reason given"
-        raise FnrflError(f"The run has not completed ({run['status']}): {why}")
+        known, whole = read_progress(deployment.home) or {}, _log(deployment, "superlink")
+        why = known.get("error") or f"{run['status-details'] or 'no reason given'} ({run['status']})."
+        on = known.get("run_dir") and (Path(known["run_dir"]) / "checkpoint.json").is_file()
+        way = f" `fnrfl deploy run {deployment.typed} --resume {shlex.quote(known['run_dir'])}` goes on." if on else ""
+        raise FnrflError(f"{why}{way} {whole} may say more.")
 
 
 def store_signed_app(deployment: Deployment) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ from fnrfl.core.errors import ConfigError, FnrflError
 from fnrfl.rundir import files
 
 Event = dict[str, Any]
+BEFORE = "site_scores_before"  # in a round: what sites on a network have told of the model of the round before
 
 
 def line(event: Event) -> bytes:
     """An event as the log has it; there is no NaN in JSON, so there is none in an event."""
     return json.dumps(event, allow_nan=False).encode() + b"\n"
+
+
+def in_their_round(rounds: Iterable[Event]) -> Iterator[Event]:
+    """Give what sites have told of a round's model, which the log has in the next round, to the round itself."""
+    for event, later in pairwise(chain(rounds, [{}])):
+        told = later.get(BEFORE)  # in a file, it may be anything
+        own = {key: value for key, value in event.items() if key != BEFORE or not isinstance(value, dict)}
+        yield own | told if isinstance(told, dict) else own
 
 
 def append_event(path: Path, event: Event) -> None:

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one on Python 
 from fnrfl.core.errors import ConfigError
 from fnrfl.rundir import files
 from fnrfl.rundir.directory import CHECKPOINT_FOLDER
-from fnrfl.rundir.events import Event
+from fnrfl.rundir.events import Event, in_their_round
 
 Share = float | None  # None: the data says nothing about this class or client
 CHECKPOINT_FORMAT = 3  # 2 (version 0.1.0): no hashes; 1: convolutions were not channels-last
@@ -84,6 +84,7 @@ class RoundRecord(TypedDict):
     per_site_interval: NotRequired[list[Annotated[list[float], Field(min_length=2, max_length=2)] | None]]
     worst_client: NotRequired[Share]
     worst_site: NotRequired[Share]
+    site_scores_before: NotRequired[dict[str, Any]]  # readers have it in the round before, of whose model it is
     validation_accuracy: Share
     validation_own: NotRequired[Share]
     confusion: NotRequired[list[list[int]] | None]
@@ -126,7 +127,7 @@ def check_run(where: Path, header: object, partition: Mapping[str, Any]) -> None
 def checked_rounds(where: Path, rounds: Iterable[Event], partition: Mapping[str, Any]) -> Iterator[Event]:
     """Refuse the first round that breaks the schema."""
     classes = {len(row) for row in partition["counts"]}
-    for number, event in enumerate(rounds, 2):
+    for number, event in enumerate(in_their_round(rounds), 2):
         line = f"events.jsonl, line {number}"
         found: RoundRecord = _check(where, line, RoundRecord, event)
         by_class = (found["per_class"], found.get("refined_before"), found.get("refined_after"))

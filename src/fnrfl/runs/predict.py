@@ -24,12 +24,13 @@ from fnrfl.core.types import State
 from fnrfl.core.words import counted, same_spelling
 from fnrfl.data.arrays import tensor
 from fnrfl.data.batches import check_fits
-from fnrfl.data.datasets import Dataset, DataSource, Facts, object_source, read_source
+from fnrfl.data.datasets import AT_SITES, Dataset, DataSource, Facts, object_source, read_source
 from fnrfl.data.partition.views import num_shared
 from fnrfl.data.reading import ONLY_PART, Examples, Expected
 from fnrfl.data.sites import has_tables
 from fnrfl.data.sources import NAMED_DATASETS, available
 from fnrfl.process import isolated
+from fnrfl.rundir.origin import read_origin
 from fnrfl.rundir.outputs import csv_text
 from fnrfl.runs.data import reading_of
 from fnrfl.runs.metrics import OWN
@@ -199,7 +200,7 @@ def evaluate(
             )
         y = _labels(facts, title, part.y, source.raw.classes)
         notes += [*_notes_on_columns(facts, title, source), *_notes_on_labels(facts, title, part.y, source.raw.classes)]
-        notes += _notes_on_training(result, title, x)
+        notes += [*_notes_on_site(result, title, x), *_notes_on_training(result, title, x)]
     num_models = 1 if result.client_models is None or client is not None else len(result.client_models)
     keep = num_models * len(y) * classes <= NUMBERS_LAST_ROUND
     scores = {one: score_model(result.net, model, x, y, classes, keep=keep) for one, model in _models(result, client)}
@@ -404,6 +405,17 @@ def own_data(facts: Facts, source: DataSource) -> Dataset | None:
     except FnrflError:  # no run could have been made of it
         return None
     return dataset if (dataset.checksum, dataset.classes) == (facts.sha256, facts.classes) else None
+
+
+def _notes_on_site(result: Result, title: str, x: Tensor) -> Iterator[str]:
+    """Say how many examples a site has trained on, if this may be its data: its rows are known there alone."""
+    site, facts = Path(title).stem, result.data
+    if facts.source == AT_SITES and site in result.clients and result.run_dir is not None:
+        held = sum(read_origin(result.run_dir).partition["counts"][result.clients.index(site)])
+        yield (
+            f"The site {site!r} trained on {counted(held, 'example')}. If {title} is its data, they are among these "
+            f"{len(x):,}, so the model may know their answers. per_site of the run is its score on the others."
+        )
 
 
 def _notes_on_training(result: Result, title: str, x: Tensor) -> Iterator[str]:

@@ -29,6 +29,7 @@ import fnrfl
 from fnrfl.config import RunConfig, loads
 from fnrfl.config.stopping import best_round
 from fnrfl.core.errors import ConfigError
+from fnrfl.core.messages import RIGHT
 from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.store import CPU
 from fnrfl.core.trees import aligned, moved
@@ -40,7 +41,7 @@ from fnrfl.process import isolated
 from fnrfl.rundir import checkpoint, directory, events, files, places
 from fnrfl.rundir.configs import flat_config
 from fnrfl.rundir.directory import RunDir
-from fnrfl.rundir.events import Event
+from fnrfl.rundir.events import Event, in_their_round
 from fnrfl.rundir.interrupt import interruptible, stoppable
 from fnrfl.rundir.origin import read_origin
 from fnrfl.rundir.record import Index, checked_rounds
@@ -50,7 +51,7 @@ from fnrfl.runs.metrics import validation_metric
 from fnrfl.runs.passed import NOTHING_PASSED, PassedObjects
 from fnrfl.runs.quality import leading_metric
 from fnrfl.runs.result import Result, models_in_memory, models_on_disk
-from fnrfl.runs.scores import score_round
+from fnrfl.runs.scores import score_round, scores_from_sites
 from fnrfl.runs.setup.build import Built, RunParts, build
 from fnrfl.runs.setup.engine import ClientNetwork, RunNetwork
 from fnrfl.runs.setup.method import build_algorithm, cohort
@@ -223,7 +224,7 @@ class RunLog:
 
     def add(self, event: Event) -> None:
         """Add a round."""
-        self.rounds.append(event)
+        self.rounds[-1:] = in_their_round([*self.rounds[-1:], event])
         if self.place is not None:
             events.append_event(self.place.path / "events.jsonl", event)
             self._sha256.update(events.line(event))
@@ -292,10 +293,11 @@ def _train_round(log: RunLog, metered: Metered, state: State, t: int) -> tuple[S
     with method_errors(config, f"in round {t + 1}"):
         state = built.algorithm.round(state, active, metered)
     check_state(state, engine.server.initial, built.algorithm, t)
-    trained = engine.clock()
+    right, trained = engine.notes.pop(RIGHT, {}), engine.clock()
     metered.tell("evaluate")
     with model_errors(config, f"could not be scored after round {t + 1}"):
         state, scores = _handed_over(log, state, score_round(built, state, last=t + 1 == config.rounds))
+        scores |= scores_from_sites(built, state, right, last=t + 1 == config.rounds or "ended" in scores)
     check_scores(scores, built.algorithm, t)
     crossed = ({"scale": built.scaling.bytes} if built.scaling is not None and t == 0 else {}) | metered.bytes
     seconds = metered.seconds | {"server": trained - began - sum(metered.seconds.values())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fnrfl.core.algorithm import cross_entropy
 from fnrfl.core.feed import forward_batch
-from fnrfl.core.ndarrays import Floats, Ragged, sizes_of
+from fnrfl.core.ndarrays import Floats, Ints, Ragged, sizes_of
 from fnrfl.core.net import Net
 from fnrfl.core.types import State
 from fnrfl.data.batches import scaled
 from fnrfl.data.datasets import Part
 from fnrfl.data.noise import mixed_noise, noise_of_scores
-from fnrfl.rundir.events import Event
+from fnrfl.rundir.events import BEFORE, Event
 from fnrfl.runs.metrics import OWN
 from fnrfl.runs.quality import TEST_METRICS, Answers, CustomMetric, bootstrap_intervals, known_or_none, recall_by_class
 from fnrfl.runs.setup.build import Built
@@ -180,18 +180,12 @@ def _in_batches(built: Built, state: State, part: Part, *, keep: bool) -> Score:
 def site_scores(scores: Sequence[Score], site_tests: Sequence[Tensor], seed: int, *, last: bool = True) -> Event:
     """Score each client on the test examples that it brought: `scores` are of its model on the whole test set, or one.
 
-    Empty where nobody brought any; null for a client without test examples.
+    Empty where nobody brought any, or nobody shows them; null for a client without test examples.
     """
-    if not len(site_tests):
+    if not len(site_tests) or site_tests[0].is_meta:
         return {}
     per_site, hits = _per_site(scores, site_tests)
-    told = last and len(site_tests) <= CLIENTS_EVERY_ROUND  # of more of them the draws take long
-    return {
-        "accuracy_site": _mean(per_site),
-        "accuracy_site_pooled": _mean(hits),
-        **_by_client("per_site", "worst_site", per_site, last=last),
-        **({"per_site_interval": bootstrap_intervals(per_site, sizes_of(site_tests), seed)} if told else {}),
-    }
+    return _of_sites(per_site, _mean(hits), sizes_of(site_tests), seed, last=last)
 
 
 def _per_site(scores: Sequence[Score], brought: Sequence[Tensor]) -> tuple[Floats, Floats]:
@@ -211,6 +205,40 @@ def _on_own_classes(scores: Sequence[Score], shares: Floats) -> Floats:
     if len(scores) == 1:
         return scores[0].reweighted(shares)
     return np.array([score.reweighted(share) for score, share in zip(scores, shares, strict=True)])
+
+
+def scores_from_sites(built: Built, state: State, right: Mapping[int, int], *, last: bool) -> Event:
+    """Return what sites say of models on test examples that stay with them; empty where they do not.
+
+    `right` is what they have answered in this round about the model of the round before. After the last round they are
+    asked once more. A site that was not asked, or has not answered, has no score in that round.
+    """
+    if not (tests := built.splits.site_tests_elsewhere):
+        return {}
+
+    def told(right: Mapping[int, int], *, last: bool) -> Event:
+        sizes, known = sizes_of(tests), sorted(right)
+        per_site = np.array([right[one] / n if one in right and n else np.nan for one, n in enumerate(sizes)])
+        together = sum(right.values()) / int(sizes[known].sum()) if known else None
+        return _of_sites(per_site, together, sizes, built.config.seed, last=last)
+
+    event = {BEFORE: told(right, last=False)} if right else {}
+    if last:
+        method, memory = built.algorithm, built.engine.memory
+        own = lambda client: method.personal(built.net, state, client, memory.get(client))  # noqa: E731
+        event |= told(built.engine.score_at_sites(own if method.personalised else lambda _: state), last=True)
+    return event
+
+
+def _of_sites(per_site: Floats, together: float | None, sizes: Ints, seed: int, *, last: bool) -> Event:
+    """Return the scores of sites, by name; nan is not known."""
+    told = last and len(sizes) <= CLIENTS_EVERY_ROUND  # of more of them the draws take long
+    return {
+        "accuracy_site": _mean(per_site),
+        "accuracy_site_pooled": together,
+        **_by_client("per_site", "worst_site", per_site, last=last),
+        **({"per_site_interval": bootstrap_intervals(per_site, sizes * ~np.isnan(per_site), seed)} if told else {}),
+    }
 
 
 def _by_client(name: str, lowest: str, values: Floats, *, last: bool) -> Event:

@@ -96,6 +96,11 @@ class Splits:
         )
 
     @property
+    def site_tests_elsewhere(self) -> Sequence[Tensor]:
+        """What each client keeps for its scores on a machine of its own: tensors without values; empty: nobody does."""
+        return self.site_tests if len(self.site_tests) and self.site_tests[0].is_meta else ()
+
+    @property
     def sizes(self) -> Ints:
         """How many examples each client holds, [clients]: with public ones, if they have been handed out."""
         return sizes_of(self.clients)

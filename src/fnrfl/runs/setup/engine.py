@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from fnrfl.config import RunConfig, registry
 from fnrfl.core.errors import CompatibilityError, FnrflError, out_of_memory
 from fnrfl.core.feed import Feed
 from fnrfl.core.messages import ClientSide
+from fnrfl.core.ndarrays import sizes_of
 from fnrfl.core.net import Net
 from fnrfl.core.options import NetworkOptions
 from fnrfl.core.step import by_transform
@@ -248,11 +249,13 @@ class ClientNetwork(Protocol):
         options: NetworkOptions,
         *,
         reads_memory: bool = False,
+        tests: Sequence[int] = (),
         scale: Tree | None = None,
     ) -> ClientSide:
         """Return the clients' side of a run; `birth` is what each remembers at first, `scale` how inputs are scaled.
 
         `reads_memory`: the method has personal models, which the server makes of clients' memories to score them.
+        `tests`: on how many examples of its own each client scores models.
         """
         ...
 
@@ -288,7 +291,8 @@ def build_engine(
         options, seed, rounds = config.client, config.seed, config.rounds
         server = assemble("loop", parts.net, parts.pool, options, seed=seed, rounds=rounds).server
         scale = None if scaling is None else scaling.as_tree()
-        clients = there.connect(parts, memory, reads_memory=algorithm.personalised, scale=scale)
+        tests = sizes_of(parts.splits.site_tests_elsewhere).tolist()
+        clients = there.connect(parts, memory, reads_memory=algorithm.personalised, tests=tests, scale=scale)
         return Federation(clients, server, options, seed=seed, rounds=rounds, network=config.network, simulated=False)
     alone = config.engine.deterministic or config.engine.name != "gpu"
     return assemble(
