@@ -48,7 +48,7 @@ DATASETS = {
 }
 DATASET_FORMS = {
     "file.npz": "your arrays: x_train, y_train, x_test, y_test, or x, y",
-    "file.csv": "your table with a label column",
+    "file.csv": "your table with a label column; also .tsv, .xlsx, .parquet",
     "file.json": "users and their examples, as LEAF writes them",
     "folder/": "your images, one folder per class; or a file or folder of each client",
     "module:function": "your function that returns the data",

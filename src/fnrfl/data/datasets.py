@@ -26,16 +26,7 @@ from fnrfl.data.normalise import normalise
 from fnrfl.data.objects import read_object
 from fnrfl.data.partition import by_client as natural
 from fnrfl.data.partition import holdout
-from fnrfl.data.reading import (
-    DATA_ENDINGS,
-    PLAIN_READING,
-    TABLE_ENDINGS,
-    Columns,
-    Examples,
-    Expected,
-    RawData,
-    Reading,
-)
+from fnrfl.data.reading import DATA_ENDINGS, PLAIN_READING, TABLE_ENDINGS, Columns, Examples, Expected, RawData, Reading
 from fnrfl.data.sources import NAMED_DATASETS, cifar10, load_named, read_verified
 from fnrfl.data.sources.entry import Arrays, checksum
 
@@ -216,7 +207,7 @@ def read_source(name: str, expected: Expected | None = None, reading: Reading = 
         return _named_source(name, *load_named(name))
     if os.path.isfile(path / cifar10.BATCH_FILES[0]):
         return _named_source("cifar10", read_verified("cifar10", path, cifar10.read_cifar), str(path.resolve()))
-    if path.is_dir() or path.suffix.lower() in (*sites.FILE_ENDINGS, sites.LEAF_ENDING):
+    if path.is_dir() or path.suffix.lower() in DATA_ENDINGS:
         held, source = sites.read_path(path, expected, reading), str(path.resolve())
     elif ":" in name:
         function = usercode.fetch(f"dataset = {name!r}", usercode.target("dataset.name", name))
