@@ -17,12 +17,12 @@ TEXTS = files()
 
 ROOT = Path(__file__).parent.parent
 LINES = {  # at most so many in all; a number only falls, or its change says why it must rise
-    "src/fnrfl/**/*.py": 35_100,
-    "reproduction/*.py": 2_510,
-    "tests/**/*.py": 44_700,
-    "documents": 5_000,
+    "src/fnrfl/**/*.py": 34_560,
+    "reproduction/*.py": 2_200,
+    "tests/**/*.py": 42_720,
+    "documents": 5_020,
 }
-MOST_MODULES = 245  # of the package
+MOST_MODULES = 225  # of the package
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md")
 GENERATED = {"docs/keys.md"}
 

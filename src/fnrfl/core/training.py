@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cache
 from typing import Literal
 
 from fnrfl.core.errors import ConfigError
@@ -41,6 +42,7 @@ def canonical_class_weights(text: str) -> str:
 SCHEDULE = re.compile(r"(?:warmup\((\d+)\))?\+?(constant|cosine|step\((\d+),(0?\.\d+|1)\))?")
 
 
+@cache
 def read_schedule(text: str) -> tuple[int, str, int, float]:
     """Read a schedule of the learning rate: rounds of warm-up, its shape, and every how many rounds which factor.
 
