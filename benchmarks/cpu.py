@@ -368,15 +368,15 @@ def where(bench: Bench, rounds: int) -> dict[str, Any]:
             of = recorder.programs_of
             timed_all = lambda wanted: [found and timed("steps", found) for found in of(wanted)]  # noqa: E731
             patched.enter_context(mock.patch.object(recorder, "programs_of", timed_all))
-        metered, state = Metered(engine), built.algorithm.init(built.net)
+        metered, state, log = Metered(engine), built.algorithm.init(built.net), runs.RunLog(built, 0.0)
         engine.warm_up()
         with one_intra_op_thread():
             for t in range(3):
-                state, _ = runs._train_round(built, metered, state, t)
+                state, _ = runs._train_round(log, metered, state, t)
             spent.clear()
             began = time.perf_counter()
             for t in range(3, 3 + rounds):
-                state, _ = runs._train_round(built, metered, state, t)
+                state, _ = runs._train_round(log, metered, state, t)
             whole = time.perf_counter() - began
     parts = {k: round(1e3 * v / rounds, 3) for k, v in spent.items()}
     parts["averaging, the rest"] = round(1e3 * whole / rounds - sum(parts.values()), 3)

@@ -25,7 +25,7 @@ from settings import with_keys
 PAGE = """
     name seed rounds clients participation protocol scenario metrics fnr
     dataset.name dataset.scale dataset.label dataset.client dataset.ignore dataset.categories dataset.missing
-    dataset.image_size
+    dataset.image_size dataset.rename
     model.name model.features
     client.optimizer client.lr client.lr_decay client.momentum client.weight_decay client.batch client.epochs
     client.last_batch client.augment client.stragglers client.dropout client.nonfinite
@@ -36,7 +36,7 @@ PAGE = """
     public.source public.size public.ranking public.distill validation.size
     engine.name engine.precision engine.deterministic engine.clients_at_once engine.threads engine.accelerate
     client.clip_update client.schedule
-    stop network.on_missing network.min_share network.max_share network.train_deadline
+    stop network.site_scores network.on_missing network.min_share network.max_share network.train_deadline
     network.refine_deadline    network.measure_deadline network.retries network.address network.cpus network.gpus
     leaks.public_is_test leaks.norm_pass_train_mode leaks.constant_penalty leaks.clean_test_for_fnr
 """

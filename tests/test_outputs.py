@@ -265,7 +265,7 @@ def test_a_spreadsheet_runs_no_cell_that_others_have_named(tmp_path: Path) -> No
     result = runs.run(load(None, [*QUICK, f"dataset={tmp_path / 'it.npz'}", "model=mlp", "scenario=iid"]), out=None)
     asked = predict(result, x)
     shown = replace(
-        asked, labels=classes, rows=classes, ids=("=id", classes), probabilities=asked.probabilities[: len(classes)]
+        asked, labels=classes, rows=classes, ids={"=id": classes}, probabilities=asked.probabilities[: len(classes)]
     )
     header, *lines = csv.reader(io.StringIO(shown.to_csv(), newline=""))
     assert header[1] == "'=id"

@@ -168,9 +168,9 @@ def test_one_picture_is_refused_with_the_way_to_its_folder(tmp_path: Path, monke
         predict("run", "new/1.PNG")
     assert "exists" not in str(told.value)
     assert predict("run", "new").rows == ["1.PNG"]
-    Path("table.xlsx").write_bytes(b"PK")
-    with pytest.raises(ConfigError, match=r"'table\.xlsx' is a file that is not read.* Convert it to \.csv or \.npz"):
-        predict("run", "table.xlsx")
+    Path("table.docx").write_bytes(b"PK")
+    with pytest.raises(ConfigError, match=r"'table\.docx' is a file that is not read.* Convert it to \.csv or \.npz"):
+        predict("run", "table.docx")
     with pytest.raises(ConfigError, match="nor a file or folder that exists"):
         predict("run", "new/2.png")
 
