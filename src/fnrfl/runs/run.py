@@ -355,7 +355,7 @@ def _handed_over(log: RunLog, state: State, scores: Event) -> tuple[State, Event
     if not ended:
         return state, scores
     words = f"after round {len(rounds)} of {log.built.config.rounds}: {'; '.join(ended)}"
-    log_once([f'stop = "{rule}" has ended a run early, or kept an earlier model. It was {words}.'], logging.INFO)
+    log_once([f'The run follows stop = "{rule}". It has ended {words}.'], logging.INFO)
     return state, score_round(log.built, state) | {"ended": "; ".join(ended)}
 
 

@@ -61,7 +61,8 @@ def _draw(split: Split, labels: Ints, clients: int, seed: int) -> Sequence[Ints]
             return _deal(labels, counts, numpy_generator(seed, "partition", "order"))
     raise ConfigError(
         f"{split}: none of {tries} draws gave each of {clients} clients at least {min_examples} of the "
-        f"{counted(len(labels), 'example')}. Use fewer clients, a smaller min or a larger alpha."
+        f"{counted(len(labels), 'example')}. Use fewer clients, a smaller min or a larger alpha. If the data "
+        "names its clients, as a folder of sites does, scenario=natural takes those."
     )
 
 
