@@ -262,9 +262,10 @@ def test_without_a_place_to_remember_nothing_fails(
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users")
+@pytest.mark.parametrize("mode", [0o720, 0o702], ids=["to the group", "to all"])
 @pytest.mark.parametrize("whose", ["the folder is open", "the file is open", "another user's"])
 def test_a_permission_that_others_could_have_written_does_not_count(
-    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whose: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.loads(RECIPE, trust=True)
     (entry,) = (tmp_path / "state" / "trusted").iterdir()
@@ -272,7 +273,7 @@ def test_a_permission_that_others_could_have_written_does_not_count(
         (tmp_path / "state").chmod(0o777)
         monkeypatch.setattr(os, "getuid", lambda: entry.stat().st_uid + 1)
     else:
-        (entry if whose == "the file is open" else entry.parent).chmod(0o777)
+        (entry if whose == "the file is open" else entry.parent).chmod(mode)
     new_process()
     refused(lambda: config.loads(RECIPE))
 

@@ -1,4 +1,4 @@
-"""What every command does: plain help, errors in sentences, an answer that keeps stdout to itself."""
+"""The class of all commands: plain help, errors as sentences, stdout for the answer alone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class KeyValueCommand(PlainCommand):
 
 
 def _as_key(option: str, typed: Sequence[str]) -> str:
-    """What should have been typed instead of an option, if it is a key; "" if it is not."""
+    """Return a hint if an unknown option is a key typed with dashes; "" if it is not."""
     from fnrfl.config import describe_keys
     from fnrfl.config.typed import same_key
 
@@ -168,5 +168,5 @@ def print_lines(text: str) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether people read the answer as it comes."""
+    """Return whether stdout is a terminal that shows the answer."""
     return (_answers[-1] if _answers else sys.stdout).isatty()

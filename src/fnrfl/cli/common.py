@@ -1,4 +1,4 @@
-"""What all commands share: options, a console, tables, and words."""
+"""Options, the console, tables and texts that commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of runs: a bar on a terminal or lines in a pipe while they go on, notes, and what they would take."""
+"""Progress of runs, as a bar on a terminal or as lines in a pipe; notes; estimates of a dry run."""
 
 from __future__ import annotations
 

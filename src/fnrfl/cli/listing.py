@@ -85,7 +85,7 @@ def _cell(value: object) -> str:
 
 
 def _rows(subject: str, prefix: str | None) -> tuple[set[str], list[dict[str, Any]]]:
-    """What there is of any subject but keys: (names, rows as `--json` has them)."""
+    """Return the names of a subject, and its rows for `--json`; keys have a function of their own."""
     from fnrfl.config import registry
 
     rows: list[dict[str, Any]]
